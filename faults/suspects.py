@@ -2,8 +2,7 @@
 Suspects of killing their consumers (I17): while a handler has one, no handler of that process has another message.
 
 Rule 1: a suspect is a copy whose silent deliveries have reached what its consumer isolates after.
-Rule 2: other suspects may be with it while two deliveries or more are left to it after this one.
-Rule 3: a message is with a handler from the event in which it was given until the one that says what became of it, and
+Rule 2: a message is with a handler from the event in which it was given until the one that says what became of it, and
 no longer than its lease by the log: what is lost holds nothing up.
 """
 
@@ -13,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from faults.hands import process_of_actor
-from faults.protocol import MAX_DELIVERIES, ORIGIN, SILENT_COUNT, MarkerType, MessageId, number_of
+from faults.protocol import ORIGIN, SILENT_COUNT, MarkerType, MessageId, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +25,6 @@ DONE = frozenset({"handled", "raised", "rejected", "released"})
 
 LOST_MS = 1_000
 """A consumer counts a lease from before it writes the START: so much sooner it may take it for lost."""
-
-CROWD_LEFT = 2
-"""Deliveries that must be left to a suspect after this one, so that others may be with it."""
 
 
 def crowded_suspects(
@@ -55,18 +51,12 @@ def _may_be_together(one: Record | None, other: Record | None, limit: int) -> bo
     """Return whether two messages may be with handlers of one process."""
     if one is None or other is None:
         return True
-    suspects = [record for record in (one, other) if is_suspect(record, limit)]
-    return not suspects or (len(suspects) == 2 and all(_may_have_company(each) for each in suspects))  # noqa: PLR2004
+    return not (is_suspect(one, limit) or is_suspect(other, limit))
 
 
 def is_suspect(record: Record, limit: int) -> bool:
     """Return whether a copy is suspected by a consumer that isolates after *limit* silent deliveries."""
     return record.header(ORIGIN) is not None and (number_of(record.header(SILENT_COUNT)) or 0) >= limit
-
-
-def _may_have_company(suspect: Record) -> bool:
-    most = number_of(suspect.header(MAX_DELIVERIES))
-    return most is not None and most - suspect.delivery_count - 1 >= CROWD_LEFT
 
 
 def _is_leased(hands: Hands, copy: MessageId, process: str, at_ms: int) -> bool:

@@ -114,9 +114,8 @@ class QueueConsumer:
                 consumers cannot process prefetched messages. `close` releases the unused ones without counting the
                 delivery. With 0, the consumer holds only what `receive` returned.
             isolate_after: A message becomes a suspect after this many deliveries that ended silently (no answer, as
-                when a process dies). A suspect is delivered only while nothing else is held: in a small group with
-                other suspects while enough deliveries are left, then alone. 0 disables isolation. Recommended: half of
-                the queue's `max_deliveries`.
+                when a process dies). A suspect is delivered alone, while nothing else is held. 0 disables isolation.
+                Recommended: half of the queue's `max_deliveries`.
             keep_alive: Whether a background thread renews the leases of held messages.
             consumer_id: Name written into the markers; by default host, process id and a random part.
             ack_linger_ms: Time that acknowledgements are collected before their END is written. Longer only while an

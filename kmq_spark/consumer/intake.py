@@ -23,7 +23,7 @@ from confluent_kafka import Message as KafkaMessage
 from kmq_spark.consumer.fetcher import Fetcher
 from kmq_spark.consumer.markers.deferrals import deferrals
 from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM
-from kmq_spark.consumer.poison.admission import MAX_SUSPECT_GROUP, BatchPlan, Room, Verdict, count_that_fits, plan_batch
+from kmq_spark.consumer.poison.admission import BatchPlan, Room, count_that_fits, plan_batch
 from kmq_spark.consumer.poison.suspects import SuspectSchedule
 from kmq_spark.consumer.started import (
     Columns,
@@ -61,12 +61,6 @@ waits for another consumer of the closing thread does not.
 
 MAX_SKIPPED = 1_000
 """Maximum number of records checked at once after records of other logical queues or groups. Skipping costs little."""
-
-MAX_LOOKAHEAD = 2_000
-"""
-Records checked for other messages after suspects, once the suspects have used their share of the time. If all of these
-are suspects, the consumer assumes that other messages wait after them.
-"""
 
 
 class Intake:
@@ -136,7 +130,7 @@ class Intake:
         if max_bytes <= 0:
             max_bytes = self._limits.max_in_flight_bytes - pending_bytes - self._leases.held_bytes(now)
         is_full = held_count > 0 and (max_bytes <= 0 or self._suspects.is_draining(now))
-        if is_full or self._suspects.is_held(now):
+        if is_full or self._suspects.is_held:
             return Room(0, 0, is_empty=False)
         return Room(self._limits.max_in_flight - held_count, max(0, max_bytes), is_empty=not held_count)
 
@@ -278,7 +272,7 @@ class Intake:
         if any(map(_HEADERS, records)) or not self._admission_policy.accepts_plain_records:
             return self._take_by_headers(records, room, lease_s)
         self._lookahead = 1
-        self._suspects.turn_ended(time.monotonic())  # a suspect that waited for its turn was revoked with its partition
+        self._suspects.took(None)  # a suspect that waited for its turn was revoked with its partition
         sizes = sizes_of(records, ())
         count = count_that_fits(sizes, self._with_exact_bytes(room, sizes))
         self._is_blocked = not count
@@ -293,14 +287,16 @@ class Intake:
     def _take_by_headers(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> StartedBatch | None:
         """Take records whose headers decide how they are handled."""
         now = time.monotonic()
-        records, admissions, others_wait = self._admit_with_lookahead(records, now)
-        sizes = sizes_of(records, list(map(_HEADERS, records)))
-        turn = self._suspects.turn(now, is_empty=room.is_empty, others_wait=others_wait)
+        # The client's type stub describes headers to send, which may be None or text. Received ones are always bytes.
+        headers: list[Any] = list(map(_HEADERS, records))
+        admissions = [self._admission_policy.admit(*each) for each in zip(headers, records, strict=True)]
+        sizes = sizes_of(records, headers)
+        turn = self._suspects.turn(now, is_empty=room.is_empty)
         plan = plan_batch(admissions, sizes, self._with_exact_bytes(room, sizes), turn)
         if plan.is_waiting:
             self._suspects.drain(now)
-        elif not plan.is_suspect:
-            self._suspects.turn_ended(now)
+        elif plan.prefix_length and not plan.is_suspect:
+            self._suspects.took(None)
         self._lookahead = self._next_lookahead(admissions, plan)
         if plan.prefix_length < len(records):
             self._fetcher.return_to_buffer(records[plan.prefix_length :])
@@ -312,35 +308,15 @@ class Intake:
             columns_of([records[index] for index in plan.to_deliver], [sizes[index] for index in plan.to_deliver]),
             [admissions[index].delivery_count for index in plan.to_deliver],
             lease_s,
-            deferrals(records, admissions, plan, self._consumer_id, lambda limit: self._suspects.defer_ms(limit, now)),
+            deferrals(records, admissions, plan, self._consumer_id),
         )
         if plan.is_suspect:
             batch.is_suspect = True
-            self._suspects.turn_began(batch.content.messages, now)
+            self._suspects.took(batch.content[0])
         batch.expiring = [
             position for position, index in enumerate(plan.to_deliver) if admissions[index].expires_at_ms is not None
         ]
         return batch
-
-    def _admit_with_lookahead(
-        self, records: list[KafkaMessage], now: float
-    ) -> tuple[list[KafkaMessage], list[Admission], bool]:
-        """Return records, the verdict on each, and whether other messages wait after suspects (False if not needed)."""
-        admissions = self._admit(records)
-        verdicts = {each.verdict for each in admissions}
-        if Verdict.ISOLATE not in verdicts or not self._suspects.is_resting(now):
-            return records, admissions, False
-        if Verdict.DELIVER not in verdicts:
-            self._fetcher.return_to_buffer(records)
-            records = self._fetcher.fetch(MAX_LOOKAHEAD, 0.0, at_least=MAX_LOOKAHEAD)
-            admissions = self._admit(records)
-        others_wait = len(records) >= MAX_LOOKAHEAD or any(each.verdict is Verdict.DELIVER for each in admissions)
-        return records, admissions, others_wait
-
-    def _admit(self, records: list[KafkaMessage]) -> list[Admission]:
-        # The client's type stub describes headers to send, which may be None or text. Received ones are always bytes.
-        headers: list[Any] = list(map(_HEADERS, records))
-        return [self._admission_policy.admit(each, record) for each, record in zip(headers, records, strict=True)]
 
     def _start(
         self,
@@ -382,13 +358,7 @@ class Intake:
 
     @staticmethod
     def _next_lookahead(admissions: Sequence[Admission], plan: BatchPlan) -> int:
-        """
-        Return how many records to check next: more each time that none was to be delivered.
-
-        After suspects: `MAX_SUSPECT_GROUP`.
-        """
-        if any(each.verdict is Verdict.ISOLATE for each in admissions):
-            return MAX_SUSPECT_GROUP
+        """Return how many records to check next: more each time that none was to be delivered."""
         return 1 if plan.to_deliver or not plan.prefix_length else min(2 * len(admissions), MAX_SKIPPED)
 
     def _with_exact_bytes(self, room: Room, sizes: Sequence[int]) -> Room:

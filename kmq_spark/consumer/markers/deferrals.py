@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kmq_spark.consumer.poison.suspects import DEFER_S
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.ranges import cut_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from confluent_kafka import Message as KafkaMessage
 
@@ -27,7 +28,6 @@ def deferrals(
     admissions: Sequence[Admission],
     plan: BatchPlan,
     consumer_id: str,
-    defer_ms: Callable[[int], int],
 ) -> list[Marker]:
     """
     Return the STARTs of the deferred messages.
@@ -37,8 +37,6 @@ def deferrals(
         admissions: The verdict on each record.
         plan: States which records are deferred, and which suspects are postponed.
         consumer_id: Written into the markers.
-        defer_ms: Returns the delay of the next postponed suspect, milliseconds; its argument is the
-            suspect's `group_limit`.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for index in plan.deferred:
@@ -47,7 +45,7 @@ def deferrals(
         groups.setdefault(key, []).append(record.offset())
     for index in plan.postponed:
         record, admission = records[index], admissions[index]
-        key = (record.partition(), admission.delivery_count, 0, defer_ms(admission.group_limit))
+        key = (record.partition(), admission.delivery_count, 0, DEFER_S * 1000)
         groups.setdefault(key, []).append(record.offset())
     return [
         Marker(

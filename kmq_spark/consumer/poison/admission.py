@@ -5,7 +5,7 @@ Rule 1: no clock, no Kafka client. The decision depends on the record's headers,
 logical queue and group.
 Rule 2: records are taken strictly in order. A batch plan covers a prefix of the fetched records, so that one offset
 states what is done. The remaining records wait and are not started.
-Rule 3: a suspect is delivered only together with other suspects, and alone in its last `ALONE_DELIVERIES` deliveries.
+Rule 3: a suspect is delivered alone.
 Rule 4: headers are untrusted. A header that cannot be read counts as absent.
 Rule 5: a batch in which no record has headers is not checked here, unless the consumer has a logical queue.
 
@@ -26,8 +26,7 @@ from kmq_spark.wire.headers import (
     DELIVERY_COUNT,
     EXPIRES_AT_MS,
     FIRST_SENT_MS,
-    LOGICAL_QUEUE,
-    MAX_DELIVERIES,
+    GROUP,
     NOT_BEFORE_MS,
     ORIGIN,
     SILENT_COUNT,
@@ -43,30 +42,8 @@ if TYPE_CHECKING:
 DUE_ROUNDING_MS = 100
 """Due times are rounded up to a multiple of this, so that messages that fall due together share a marker."""
 
-ALONE_DELIVERIES = 2
-"""
-Reserve the last two deliveries of a suspect for isolated processing. One protects it from another message that crashes
-the process; the second is spare.
-"""
-
-MAX_SUSPECT_GROUP = 32
-"""
-Largest group of suspects that are delivered together before that: about the square root of the 1,000 messages that a
-worker may hold when it dies.
-"""
-
 _READ = frozenset(
-    {
-        DELAY_MS,
-        DELIVERY_COUNT,
-        EXPIRES_AT_MS,
-        FIRST_SENT_MS,
-        SUBSCRIPTION,
-        MAX_DELIVERIES,
-        NOT_BEFORE_MS,
-        ORIGIN,
-        LOGICAL_QUEUE,
-    }
+    {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, NOT_BEFORE_MS, ORIGIN, QUEUE}
     | {SILENT_COUNT, TTL_MS}
 )
 """Headers that this module reads."""
@@ -97,15 +74,12 @@ class Admission(NamedTuple):
         delivery_count: Count of deliveries, including this one.
         due_at_ms: For a deferral: when it falls due, epoch milliseconds, broker clock.
         expires_at_ms: When the message expires, epoch milliseconds, broker clock; None if it has no TTL.
-        group_limit: For a suspect: largest group of suspects with the same value that may be delivered together; 1 for
-            alone.
     """
 
     verdict: Verdict
     delivery_count: int = 1
     due_at_ms: int = 0
     expires_at_ms: int | None = None
-    group_limit: int = 1
 
 
 _PLAIN = Admission(Verdict.DELIVER)
@@ -152,29 +126,12 @@ class AdmissionPolicy:
         due_at_ms = _due_at_ms(ours, record)
         if due_at_ms is not None:
             return Admission(Verdict.DEFER, delivery_count, due_at_ms)
-        # The tracker writes both headers. A producer can forge them; `SuspectSchedule` limits the
-        # effect on other messages.
+        # The tracker writes both headers. A producer can forge them; then the message is delivered alone.
         silent_count = (ORIGIN in ours and read_number(ours.get(SILENT_COUNT))) or 0
         expires_at_ms = expires_at_ms_of(ours, record.timestamp()[1])
-        if not 0 < self._isolate_after <= silent_count:
-            return Admission(Verdict.DELIVER, delivery_count, expires_at_ms=expires_at_ms)
-        limit = suspect_group_limit(delivery_count, read_number(ours.get(MAX_DELIVERIES)) or 0)
-        return Admission(Verdict.ISOLATE, delivery_count, expires_at_ms=expires_at_ms, group_limit=limit)
-
-
-def suspect_group_limit(delivery_count: int, max_deliveries: int) -> int:
-    """
-    Return how many suspects like this one may be delivered together.
-
-    Args:
-        delivery_count: Count of deliveries, including this one.
-        max_deliveries: Limit of deliveries; 0 if it is unknown or there is none.
-
-    Returns:
-        `MAX_SUSPECT_GROUP`; or 1 for the last `ALONE_DELIVERIES` deliveries. So a message does not become a dead
-        letter because another message crashes the process.
-    """
-    return MAX_SUSPECT_GROUP if max_deliveries - delivery_count >= ALONE_DELIVERIES else 1
+        is_suspect = 0 < self._isolate_after <= silent_count
+        verdict = Verdict.ISOLATE if is_suspect else Verdict.DELIVER
+        return Admission(verdict, delivery_count, expires_at_ms=expires_at_ms)
 
 
 def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
@@ -191,7 +148,7 @@ class Turn(Enum):
     """What to do with a suspect that is next in order."""
 
     ALONE = "alone"
-    """Deliver it, alone or with other suspects."""
+    """Deliver it."""
     WAIT = "wait"
     """Wait until nothing is held; the records after it wait too."""
     DEFER = "defer"
@@ -222,8 +179,8 @@ class BatchPlan:
         prefix_length: Length of the prefix; the remaining records wait.
         to_deliver: Records to deliver now.
         deferred: Records to defer until they are due.
-        postponed: Suspects to defer because it is not their turn.
-        is_suspect: Whether the records to deliver are suspects.
+        postponed: Suspects to defer because others are held for too long.
+        is_suspect: Whether the record to deliver is a suspect.
         is_waiting: Whether a suspect is next and waits until nothing is held.
     """
 
@@ -274,23 +231,10 @@ def plan_batch(admissions: Sequence[Admission], sizes: Sequence[int], room: Room
                 return plan
             is_first = room.is_empty and not plan.to_deliver
             fits = len(plan.to_deliver) < room.max_messages and (size <= left_bytes or is_first)
-            if not fits or (plan.to_deliver and not _may_share_batch(admissions[plan.to_deliver[-1]], admission, plan)):
+            if not fits or (plan.to_deliver and (is_suspect or plan.is_suspect)):
                 return plan
             plan.to_deliver.append(index)
             plan.is_suspect = is_suspect
             left_bytes -= size
         plan.prefix_length = index + 1
     return plan
-
-
-def _may_share_batch(last: Admission, admission: Admission, plan: BatchPlan) -> bool:
-    """
-    Return whether a record may be delivered with the one before it.
-
-    Suspects need an equal `group_limit` that is not reached.
-    """
-    if last.verdict is not admission.verdict:
-        return False
-    if not plan.is_suspect:
-        return True
-    return last.group_limit == admission.group_limit and len(plan.to_deliver) < admission.group_limit

@@ -15,7 +15,6 @@ from kmq_spark.consumer.poison.admission import (
     Verdict,
     count_that_fits,
     plan_batch,
-    suspect_group_limit,
 )
 from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.wire.headers import expires_at_ms_of
@@ -41,10 +40,9 @@ def room(max_messages: int = 100, max_bytes: int = 1_000, *, is_empty: bool = Tr
     return Room(max_messages, max_bytes, is_empty)
 
 
-def plan(*verdicts: Verdict | int, of: Room | None = None, turn: Turn = Turn.ALONE) -> BatchPlan:
-    """Return the plan for records with values of 10 bytes; a number is the group limit of a suspect."""
-    admissions = [Admission(ALONE, group_limit=each) if isinstance(each, int) else Admission(each) for each in verdicts]
-    return plan_batch(admissions, [10] * len(verdicts), of or room(), turn)
+def plan(*verdicts: Verdict, of: Room | None = None, turn: Turn = Turn.ALONE) -> BatchPlan:
+    """Return the plan for records with values of 10 bytes."""
+    return plan_batch([Admission(each) for each in verdicts], [10] * len(verdicts), of or room(), turn)
 
 
 @pytest.mark.parametrize(
@@ -110,44 +108,6 @@ def test_first_copy_is_no_suspect_whatever_its_sender_wrote() -> None:
     assert admit(AdmissionPolicy(isolate_after=2), silent_count=b"9") == Admission(OUT)
 
 
-@pytest.mark.parametrize(
-    ("delivery_count", "max_deliveries", "limit"),
-    [
-        # Two deliveries are left after this one; one; none.
-        (3, 5, 32), (4, 5, 1), (5, 5, 1),
-        # Few deliveries allowed, or an unknown number: alone at once.
-        (3, 3, 1), (3, 4, 1), (3, 0, 1),
-        (5, 10, 32), (8, 10, 32), (9, 10, 1), (10, 10, 1),
-        (10, 10**18, 32), (10**9, 5, 1),
-    ],
-)  # fmt: skip
-def test_last_two_deliveries_of_a_suspect_are_its_own(delivery_count: int, max_deliveries: int, limit: int) -> None:
-    assert suspect_group_limit(delivery_count, max_deliveries) == limit
-
-
-def test_suspect_without_a_word_of_the_limit_goes_alone_and_one_with_it_in_a_crowd() -> None:
-    ours = {"silent_count": b"2", "delivery_count": b"2", "origin": b"0:7"}
-    assert admit(AdmissionPolicy(isolate_after=2), **ours) == Admission(ALONE, 3, group_limit=1)
-    assert admit(AdmissionPolicy(isolate_after=2), **ours, max_deliveries=b"5") == Admission(ALONE, 3, group_limit=32)
-    assert admit(AdmissionPolicy(isolate_after=2), **ours, max_deliveries=b"x").group_limit == 1
-
-
-def test_suspects_go_with_their_like_alone() -> None:
-    assert plan(3, 3, PASS, DEFER, 3, 3).to_deliver == [0, 1, 4]
-    assert plan(3, 3, OUT, 3).to_deliver == [0, 1]
-    assert plan(3, 2, 3).to_deliver == [0]
-    assert plan(3, ALONE).to_deliver == [0]
-    assert plan(ALONE, 3).to_deliver == [0]
-    last = plan(3, 3, 3, DEFER, PASS, 3)
-    assert (last.to_deliver, last.prefix_length, last.is_suspect) == ([0, 1, 2], 5, True)
-
-
-def test_crowd_keeps_to_the_room_there_is() -> None:
-    assert plan(9, 9, 9, of=room(max_messages=2)).to_deliver == [0, 1]
-    assert plan(9, 9, 9, of=room(max_bytes=25)).to_deliver == [0, 1]
-    assert plan(9, 9, of=room(max_bytes=5)).to_deliver == [0]
-
-
 def test_plan_ends_before_the_message_that_is_one_too_many() -> None:
     """What is behind the last one handed out, and not for us, is done with, too."""
     got = plan(OUT, PASS, OUT, DEFER, OUT, of=room(max_messages=2))
@@ -163,8 +123,8 @@ def test_plan_ends_before_the_byte_that_is_one_too_many() -> None:
 def test_suspect_ends_the_plan_before_it_and_then_goes_alone() -> None:
     first = plan(OUT, OUT, ALONE, OUT)
     assert (first.to_deliver, first.prefix_length, first.is_suspect, first.is_waiting) == ([0, 1], 2, False, False)
-    then = plan(ALONE, OUT)
-    assert (then.to_deliver, then.prefix_length, then.is_suspect) == ([0], 1, True)
+    then = plan(ALONE, PASS, DEFER, ALONE, OUT)
+    assert (then.to_deliver, then.prefix_length, then.is_suspect) == ([0], 3, True)
 
 
 def test_suspect_waits_or_is_deferred_where_others_are_held() -> None:
@@ -190,23 +150,20 @@ def test_plain_records_fit_as_sorted_ones_do(
 
 
 @given(
-    verdicts=st.lists(st.sampled_from(Verdict) | st.integers(2, 4), max_size=20),
+    verdicts=st.lists(st.sampled_from(Verdict), max_size=20),
     turn=st.sampled_from(Turn),
     max_messages=st.integers(1, 5),
     is_empty=st.booleans(),
 )
-def test_every_record_of_a_plan_has_one_fate_and_suspects_go_with_their_like(
-    verdicts: list[Verdict | int], turn: Turn, max_messages: int, *, is_empty: bool
+def test_every_record_of_a_plan_has_one_fate_and_a_suspect_goes_alone(
+    verdicts: list[Verdict], turn: Turn, max_messages: int, *, is_empty: bool
 ) -> None:
-    # A suspect has a group limit of one by default.
-    limits = [each if isinstance(each, int) else int(each is ALONE) for each in verdicts]
     got = plan(*verdicts, of=Room(max_messages, 35, is_empty), turn=turn)
     passed = [index for index in range(got.prefix_length) if verdicts[index] is PASS]
     assert sorted([*got.to_deliver, *got.deferred, *got.postponed, *passed]) == list(range(got.prefix_length))
     assert len(got.to_deliver) <= min(max_messages, 3)
-    assert len({limits[index] for index in got.to_deliver}) <= 1
-    assert got.is_suspect == any(limits[index] for index in got.to_deliver)
-    assert not got.is_suspect or len(got.to_deliver) <= limits[got.to_deliver[0]]
+    assert got.is_suspect == any(verdicts[index] is ALONE for index in got.to_deliver)
+    assert not got.is_suspect or len(got.to_deliver) == 1
 
 
 @pytest.mark.parametrize(

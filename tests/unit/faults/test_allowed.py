@@ -199,20 +199,6 @@ def test_message_that_was_fetched_again_may_have_two_results() -> None:
     assert story.verdict().violations == []
 
 
-def test_suspects_may_be_together_while_deliveries_are_left() -> None:
-    """Copies with a silent delivery, isolated after one: five deliveries are the limit, this one is the second."""
-    story = Story()
-    story.says(isolate_after=1)
-    story.rules, story.tracker_rules = story.rules._replace(max_deliveries=5), Rules(max_deliveries=5)
-    for offset, source in ((10, 1), (11, 3)):
-        story.change(offset, copy_of(story.message(source), offset, 6_200, 1, limit=5))
-    story.markers[-1:] = log(end(11, 11_700, outcome=REDELIVERED), first=11)
-    del story.dead_letters[1]
-    story.messages.append(copy_of(story.message(11), 12, 11_700, 2, limit=5))
-    story.append(start(12, 11_800, delivery_count=3), end(12, 11_900))
-    assert story.verdict().violations == []
-
-
 def test_payload_that_retention_removed_may_be_gone() -> None:
     """The record was read before it was removed: its dead letter without payload is right."""
     story = Story()
