@@ -198,7 +198,7 @@ def main(text: str) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("kmq_spark.consumer.worker").setLevel(logging.CRITICAL)  # handlers raise on purpose
     events = EventFile(Path(profile.folder), f"{profile.name}-{os.getpid()}")
-    logging.getLogger("kmq_spark.consumer.markers.producer").addHandler(ResendEvents(events))
+    logging.getLogger("kmq_spark.consumer.marker_producer").addHandler(ResendEvents(events))
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
     from kmq_spark.consumer.message import Message
-    from kmq_spark.consumer.transactions.record import Transaction
+    from kmq_spark.consumer.transaction import Transaction
     from kmq_spark.consumer.worker import RunSummary
     from kmq_spark.dlq.dead_letters import list_dead_letters, purge, redrive
     from kmq_spark.dlq.filter import DeadLetterFilter
@@ -54,7 +54,7 @@ _MODULE_OF = {
     "RedriveSummary": "kmq_spark.dlq.redrive",
     "ResumingProducer": "kmq_spark.producer.resuming",
     "RunSummary": "kmq_spark.consumer.worker",
-    "Transaction": "kmq_spark.consumer.transactions.record",
+    "Transaction": "kmq_spark.consumer.transaction",
     "check_queue": "kmq_spark.kafka.topics",
     "consumer_from": "kmq_spark.configured",
     "create_queue": "kmq_spark.kafka.topics",

@@ -20,16 +20,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, overload
 
+from kmq_spark.consumer.admission import AdmissionPolicy
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.checks import check_bounds, check_logical_queue, check_topics, limits_of
+from kmq_spark.consumer.commit import ResultTransactions
 from kmq_spark.consumer.intake import Intake
 from kmq_spark.consumer.leases import LeaseTable, Settled, Verb
-from kmq_spark.consumer.markers.producer import MarkerProducer
-from kmq_spark.consumer.markers.writer import MarkerWriter
+from kmq_spark.consumer.marker_producer import MarkerProducer
+from kmq_spark.consumer.marker_writer import MarkerWriter
 from kmq_spark.consumer.missing_offsets import MissingOffsets
-from kmq_spark.consumer.poison.admission import AdmissionPolicy
 from kmq_spark.consumer.receiver import Receiver, Result
-from kmq_spark.consumer.transactions.result import ResultTransactions
 from kmq_spark.consumer.worker import MAX_BATCH, Worker
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.batch import Failures
     from kmq_spark.consumer.leases import Lease
     from kmq_spark.consumer.message import Message
-    from kmq_spark.consumer.transactions.record import Transaction
+    from kmq_spark.consumer.transaction import Transaction
     from kmq_spark.consumer.worker import RunSummary
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.membership import Handlers, Membership
-from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, OffsetCommits
+from kmq_spark.consumer.offsets import COMMIT_SKIPPED_S, OffsetCommits
 from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import UNREACHABLE, client_error

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message as KafkaMessage
 
+from kmq_spark.consumer.admission import BatchPlan, Room, count_that_fits, plan_batch
+from kmq_spark.consumer.deferrals import deferrals
 from kmq_spark.consumer.fetcher import Fetcher
-from kmq_spark.consumer.markers.deferrals import deferrals
-from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM
-from kmq_spark.consumer.poison.admission import BatchPlan, Room, count_that_fits, plan_batch
-from kmq_spark.consumer.poison.suspects import SuspectSchedule
+from kmq_spark.consumer.offsets import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM
 from kmq_spark.consumer.started import (
     Columns,
     LeaseParameters,
@@ -34,6 +33,7 @@ from kmq_spark.consumer.started import (
     create_leases,
     offset_bounds,
 )
+from kmq_spark.consumer.suspects import SuspectSchedule
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.ranges import ranges_of_fetched
 from kmq_spark.errors import KafkaClientError, KmqError
@@ -43,10 +43,10 @@ from kmq_spark.kafka.records import sizes_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from kmq_spark.consumer.admission import Admission, AdmissionPolicy
     from kmq_spark.consumer.leases import LeaseTable
-    from kmq_spark.consumer.markers.producer import MarkerProducer
+    from kmq_spark.consumer.marker_producer import MarkerProducer
     from kmq_spark.consumer.missing_offsets import MissingOffsets
-    from kmq_spark.consumer.poison.admission import Admission, AdmissionPolicy
 
 _HEADERS = KafkaMessage.headers
 

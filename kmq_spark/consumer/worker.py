@@ -24,10 +24,10 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from kmq_spark.consumer.batch_handler import handle_batch
 from kmq_spark.consumer.checks import check_batch, check_handler, is_unstarted_work
 from kmq_spark.consumer.handler_errors import error_text
 from kmq_spark.consumer.handler_queue import HandlerQueue, Window
+from kmq_spark.consumer.handling import handle_batch
 from kmq_spark.consumer.interpreter import short_switch_interval, tuned_gc
 from kmq_spark.consumer.leases import Verb
 from kmq_spark.core.durations import milliseconds

@@ -29,9 +29,8 @@ FILES = {
     str(HOME / f"{name}.py")
     for name in (
         "consumer/batch", "consumer/callbacks", "consumer/fetcher", "consumer/handler_queue", "consumer/intake",
-        "consumer/leases", "consumer/message", "consumer/offset_commits", "consumer/receiver", "consumer/started",
-        "consumer/markers/deferrals", "consumer/markers/producer",
-        "consumer/poison/admission", "consumer/poison/suspects", "core/ranges",
+        "consumer/leases", "consumer/message", "consumer/offsets", "consumer/receiver", "consumer/started",
+        "consumer/deferrals", "consumer/marker_producer", "consumer/admission", "consumer/suspects", "core/ranges",
     )
 }  # fmt: skip
 """Modules of receiving; the worker's are its own test's."""

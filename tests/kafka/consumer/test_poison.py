@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmq_spark.consumer.poison import suspects
+from kmq_spark.consumer import suspects
 from kmq_spark.core.markers import MarkerType
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, stopped_if_it_hangs, wait_until
 from tests.kafka.consumer.test_delivery_control_consumer import deferrals, run_program, write

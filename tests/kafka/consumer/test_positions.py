@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from kmq_spark.consumer.offset_commits import GATHER_FROM
+from kmq_spark.consumer.offsets import GATHER_FROM
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def test_commit_with_an_unknown_outcome_lets_the_messages_go(
     with consumer_of(queue, lease_ms=1_000) as consumer:
         (message,) = receive_all(consumer, 1)
         break_commit(consumer, monkeypatch, is_written=True)
-        monkeypatch.setattr("kmq_spark.consumer.transactions.result.is_committed", fail)
+        monkeypatch.setattr("kmq_spark.consumer.commit.is_committed", fail)
         with pytest.raises(TransactionError, match="the outcome of its transaction is unknown") as raised:
             commit(consumer, message, results)
         assert not raised.value.nothing_written

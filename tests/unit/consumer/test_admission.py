@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.consumer.poison.admission import (
+from kmq_spark.consumer.admission import (
     Admission,
     AdmissionPolicy,
     BatchPlan,

@@ -11,8 +11,8 @@ from confluent_kafka import Message as KafkaMessage
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kmq_spark.consumer.keep_alive import renewals
 from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox, Settled, Verb
-from kmq_spark.consumer.markers.keep_alive import renewals
 from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
 from kmq_spark.core.ranges import MAX_RANGES_PER_MARKER, cut_ranges, join_ranges

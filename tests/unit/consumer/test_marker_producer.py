@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from kmq_spark.consumer.markers.producer import MarkerProducer
+from kmq_spark.consumer.marker_producer import MarkerProducer
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from tests.limits import COMES_S
 
@@ -21,7 +21,7 @@ def test_end_that_was_not_confirmed_in_time_is_sent_again_and_logged(caplog: pyt
     """The topic may contain it twice then: the log says so, once in a while."""
     # No broker listens on port 1.
     config = {"bootstrap.servers": "127.0.0.1:1", "delivery.timeout.ms": 100, "linger.ms": 0}
-    logger = "kmq_spark.consumer.markers.producer"
+    logger = "kmq_spark.consumer.marker_producer"
     with closing(MarkerProducer(config, "orders.markers")) as producer, caplog.at_level(logging.WARNING, logger):
         producer.send_until_durable(END)
         producer.send_until_durable(END)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kmq_spark.consumer.poison.admission import Turn
-from kmq_spark.consumer.poison.suspects import DEFER_S, DRAIN_S, SuspectSchedule
+from kmq_spark.consumer.admission import Turn
+from kmq_spark.consumer.suspects import DEFER_S, DRAIN_S, SuspectSchedule
 
 
 class Suspect:

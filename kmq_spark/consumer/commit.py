@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
-from kmq_spark.consumer.transactions.outcome import is_committed
-from kmq_spark.consumer.transactions.record import KnownTopics, Transaction, size_of
+from kmq_spark.consumer.outcome import is_committed
+from kmq_spark.consumer.transaction import KnownTopics, Transaction, size_of
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, LeaseLostError, TransactionError, UsageError
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.consumer.leases import Lease, LeaseTable
-    from kmq_spark.consumer.markers.producer import MarkerProducer
+    from kmq_spark.consumer.marker_producer import MarkerProducer
     from kmq_spark.consumer.message import Message
     from kmq_spark.kafka.queue_topics import QueueTopics
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kmq_spark.consumer.poison.admission import Turn
+from kmq_spark.consumer.admission import Turn
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message

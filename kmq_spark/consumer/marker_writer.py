@@ -20,8 +20,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kmq_spark.consumer.keep_alive import Renewal, renewals
 from kmq_spark.consumer.leases import Verb
-from kmq_spark.consumer.markers.keep_alive import Renewal, renewals
 from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
 from kmq_spark.core.ranges import cut_ranges, join_ranges
 from kmq_spark.failpoints import failpoint
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox, Settled
-    from kmq_spark.consumer.markers.producer import MarkerProducer
+    from kmq_spark.consumer.marker_producer import MarkerProducer
     from kmq_spark.core.markers import OffsetRange
     from kmq_spark.errors import KmqError
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError
 
-from kmq_spark.consumer import offset_commits
-from kmq_spark.consumer.offset_commits import OffsetCommits
+from kmq_spark.consumer import offsets
+from kmq_spark.consumer.offsets import OffsetCommits
 from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
@@ -26,6 +26,6 @@ def test_commits_that_fail_one_after_the_other_cost_a_line_now_and_then(
             commits.on_commit(refused, [])
         monkeypatch.setattr(commits, "_warning_limit", RateLimit(0))  # the interval is over
         commits.on_commit(refused, [])
-    lines = [record.getMessage() for record in caplog.records if record.name == offset_commits.__name__]
+    lines = [record.getMessage() for record in caplog.records if record.name == offsets.__name__]
     assert [line.partition("; ")[2].partition(" commits")[0] for line in lines] == ["1", "1000"]
     assert lines[0].startswith("cannot commit offsets of orders: ")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kmq_spark.consumer.poison.suspects import DEFER_S
+from kmq_spark.consumer.suspects import DEFER_S
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.ranges import cut_ranges
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message as KafkaMessage
 
-    from kmq_spark.consumer.poison.admission import Admission, BatchPlan
+    from kmq_spark.consumer.admission import Admission, BatchPlan
 
 
 def deferrals(

@@ -1,1 +1,0 @@
-"""Write START, KEEPALIVE and END markers."""

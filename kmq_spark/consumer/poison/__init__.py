@@ -1,1 +1,0 @@
-"""Isolate poison messages: deliver messages that may crash their process separately."""

@@ -1,1 +1,0 @@
-"""Write results and acknowledgements in one Kafka transaction."""
