@@ -35,7 +35,6 @@ STALLED_S = 30.0
 """A contender gives up that got nothing for so long, and had not all."""
 
 BATCH = 2_000
-LEASE_MS = 30_000
 
 
 class Work(NamedTuple):
@@ -139,7 +138,7 @@ def share(work: Work, tally: Tally) -> None:
 
 
 def ack(work: Work, tally: Tally) -> None:
-    """Our consumer: `receive` with prefetch, one `ack()` a message; START durable before, every END at last."""
+    """Our consumer: `receive`, one `ack()` a message; START durable before, every END at last."""
     with _ours(work) as consumer:
         while not tally.is_over:
             messages = consumer.receive(BATCH, timeout=0.2)
@@ -157,7 +156,7 @@ def ack(work: Work, tally: Tally) -> None:
 
 
 def batch(work: Work, tally: Tally) -> None:
-    """Our consumer: `receive_batch` with prefetch, the values of a batch, and one `ack()` a batch."""
+    """Our consumer: `receive_batch`, the values of a batch, and one `ack()` a batch."""
     with _ours(work) as consumer:
         while not tally.is_over:
             messages = consumer.receive_batch(BATCH, timeout=0.2)
@@ -197,9 +196,7 @@ def run(work: Work, tally: Tally) -> None:
 
 
 def _ours(work: Work) -> QueueConsumer:
-    return QueueConsumer(
-        work.topic, bootstrap_servers=work.bootstrap_servers, max_in_flight=100_000, lease_ms=LEASE_MS, prefetch=2
-    )
+    return QueueConsumer(work.topic, bootstrap_servers=work.bootstrap_servers, max_in_flight=100_000)
 
 
 CONTENDERS: dict[str, Callable[[Work, Tally], None]] = {

@@ -55,7 +55,7 @@ def measure(bench: Bench, good: int, kind: str) -> float:
 
     with bench.tracking(queue, max_deliveries=5):
         consumer = QueueConsumer(
-            queue.queue, bootstrap_servers=bench.broker.bootstrap_servers, lease_ms=LEASE_MS, max_in_flight=2_000
+            queue.queue, bootstrap_servers=bench.broker.bootstrap_servers, lease=LEASE_MS / 1000, max_in_flight=2_000
         )
         worker = threading.Thread(target=consumer.run, args=(handle,), kwargs={"concurrency": 8})
         worker.start()

@@ -21,9 +21,9 @@ LOGICAL_QUEUE = "emails"
 WAYS: dict[str, dict[str, Any]] = {
     # The consumer's own values, but for the lease.
     "defaults": {"isolate_after": 2, "max_in_flight": 1_000, "threads": 8},
-    "prefetch": {"mode": "receive", "prefetch": 2, "max_batch": 50},
+    "receive": {"mode": "receive", "max_batch": 50},
     "transaction": {"mode": TRANSACTION, "max_in_flight": 50},
-    "small fetches": {"max_batch": 20, "threads": 16},
+    "many threads": {"threads": 16},
     # Each message of a batch waits for those before it, so batches are small.
     "batches": {"mode": "batch", "max_batch": 25, "threads": 4},
 }

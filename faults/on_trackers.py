@@ -45,13 +45,13 @@ RATE = 60
 
 
 def _keep_busy(stage: Stage, rate: int) -> None:
-    """Send, and let workers forget much: one that prefetches, one that acks in transactions, one as BUSY says."""
+    """Send, and let workers forget much: one acks in transactions, one as BUSY says."""
     stage.send(rate=rate)
     if stage.mix is None:
         stage.worker("busy")
         return
     stage.crew("busy")
-    stage.worker("prefetches", prefetch=2, max_batch=50)
+    stage.worker("receives", max_batch=50)
     stage.worker("transacts", **WAYS["transaction"])
 
 

@@ -291,7 +291,7 @@ class WorkerChild(Child):
         return False
 
     def wait_holding(self, count: int, timeout_s: float) -> bool:
-        """Wait until it holds *count* messages, prefetched ones included; return whether it does."""
+        """Wait until it holds *count* messages, those fetched ahead included; return whether it does."""
         give_up_s = time.monotonic() + timeout_s
         while time.monotonic() < give_up_s and self.is_running:
             if self.held_count() >= count:

@@ -160,7 +160,9 @@ class Soak:
                 self._sending.wait(max(0.0, due_s - time.monotonic()))
 
     def _receive(self) -> None:
-        with QueueConsumer("soak", bootstrap_servers=self._address, lease_ms=LEASE_MS, keep_alive=False) as consumer:
+        with QueueConsumer(
+            "soak", bootstrap_servers=self._address, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000
+        ) as consumer:
             while not self._receiving.is_set():
                 for message in consumer.receive(100, timeout=0.2):
                     if message.delivery_count > 1 or message.id.message_offset % LEFT_ALONE:

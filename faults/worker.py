@@ -63,8 +63,7 @@ class Profile:
         keep_alive: Whether leases are renewed.
         threads: Handler threads.
         max_in_flight: Messages held at once.
-        max_batch: Messages that `run` fetches, `receive` returns and a batch has, at once.
-        prefetch: As of the consumer.
+        max_batch: Messages that `receive` returns and a batch has, at once.
         work_ms: How long a message takes.
         raised: Share of deliveries whose handler raises.
         rejected: Share of deliveries that are rejected.
@@ -89,7 +88,6 @@ class Profile:
     threads: int = 4
     max_in_flight: int = 200
     max_batch: int = 2_000
-    prefetch: int = 0
     work_ms: int = 2
     raised: float = 0.02
     rejected: float = 0.005
@@ -202,14 +200,12 @@ def main(text: str) -> None:
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,
-        queue=profile.logical_queue,
-        group_protocol=profile.group_protocol,
-        lease_ms=profile.lease_ms,
-        keep_alive=profile.keep_alive,
+        logical_queue=profile.logical_queue,
+        lease=profile.lease_ms / 1000,
+        max_lease=None if profile.keep_alive else profile.lease_ms / 1000,
         max_in_flight=profile.max_in_flight,
-        prefetch=profile.prefetch,
         isolate_after=profile.isolate_after,
-        extra=profile.extra,
+        extra={"group.protocol": profile.group_protocol, **profile.extra},
     )
     # They share the machine with the tracker and the broker, which in production they do not.
     os.nice(NICENESS)
@@ -224,15 +220,10 @@ def main(text: str) -> None:
     events.write("began", queue=profile.logical_queue, mode=profile.mode, isolate_after=profile.isolate_after)
     if profile.mode == "run":
         handler = Handler(profile, events)
-        consumer.run(handler, concurrency=profile.threads, retry_delay_ms=200, max_batch=profile.max_batch)
+        consumer.run(handler, concurrency=profile.threads)
     elif profile.mode == "batch":
         batches = BatchHandler(profile, events)
-        consumer.run(
-            batches,
-            batch=min(profile.max_batch, profile.max_in_flight),
-            concurrency=profile.threads,
-            retry_delay_ms=200,
-        )
+        consumer.run(batches, batch=min(profile.max_batch, profile.max_in_flight), concurrency=profile.threads)
     elif profile.mode == "receive":
         _receive(consumer, profile, events, stopping)
     elif profile.mode == TRANSACTION:

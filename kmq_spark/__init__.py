@@ -28,12 +28,11 @@ from kmq_spark.errors import (
 
 if TYPE_CHECKING:
     from kmq_spark.config import load_settings
-    from kmq_spark.configured import consumer_from, producer_from, run_worker
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
+    from kmq_spark.consumer.handling import RunSummary
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.transaction import Transaction
-    from kmq_spark.consumer.worker import RunSummary
     from kmq_spark.dlq.dead_letters import list_dead_letters, purge, redrive
     from kmq_spark.dlq.filter import DeadLetterFilter
     from kmq_spark.dlq.redrive import RedriveSummary
@@ -53,17 +52,14 @@ _MODULE_OF = {
     "QueueProducer": "kmq_spark.producer.producer",
     "RedriveSummary": "kmq_spark.dlq.redrive",
     "ResumingProducer": "kmq_spark.producer.resuming",
-    "RunSummary": "kmq_spark.consumer.worker",
+    "RunSummary": "kmq_spark.consumer.handling",
     "Transaction": "kmq_spark.consumer.transaction",
     "check_queue": "kmq_spark.kafka.topics",
-    "consumer_from": "kmq_spark.configured",
     "create_queue": "kmq_spark.kafka.topics",
     "list_dead_letters": "kmq_spark.dlq.dead_letters",
     "load_settings": "kmq_spark.config",
-    "producer_from": "kmq_spark.configured",
     "purge": "kmq_spark.dlq.dead_letters",
     "redrive": "kmq_spark.dlq.dead_letters",
-    "run_worker": "kmq_spark.configured",
 }
 
 __all__ = [
@@ -90,14 +86,11 @@ __all__ = [
     "UsageError",
     "WireError",
     "check_queue",
-    "consumer_from",
     "create_queue",
     "list_dead_letters",
     "load_settings",
-    "producer_from",
     "purge",
     "redrive",
-    "run_worker",
 ]
 
 

@@ -120,12 +120,12 @@ def _sink_grants(topics: QueueTopics) -> Iterator[Grant]:
 
 
 def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iterator[Grant]:
-    """Yield the grants of a consumer, and of one that uses `consumer.transaction()` or transactional STARTs."""
+    """Yield the grants of a consumer, and of one that uses `consumer.transaction()`."""
     for part in ("consumer", "transactional-consumer"):
         yield Grant(part, "topic", topics.queue_topic, ("Read", "Describe"))
-        # Read on the markers topic: to check a commit whose response was lost. Output topics need Write in addition.
-        reading = ("Read",) if part != "consumer" else ()
-        yield Grant(part, "topic", topics.markers_topic, (*reading, "Write", "Describe"))
+        # Read on the markers topic: to begin without a committed offset, and to check a commit whose response was lost.
+        # Output topics need Write in addition.
+        yield Grant(part, "topic", topics.markers_topic, ("Read", "Write", "Describe"))
         for group in (topics.consumer_group, *map(topics.logical_group, logical_queues)):
             yield Grant(part, "group", group, ("Read", "Describe"))
     yield Grant("transactional-consumer", "group", topics.outcome_group, ("Describe",))

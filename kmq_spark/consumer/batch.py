@@ -5,9 +5,6 @@ Rule 1: no `Message` exists until one is asked for. A second request returns the
 Rule 2: the leases decide whether a message is settled, as for a single message. So the batch and its messages may be
 settled by turns, in several threads.
 Rule 3: settling the rest needs no Python code per message, unless messages were made or the batch is part of a lease.
-A lease of which no message was made is settled as a whole: one range in the END.
-Rule 4: a call checks all its indices before it settles the first message.
-Rule 5: a message may be settled twice with the same verb. A different verb is an error.
 
 Source: SQS's batches and their partial failures (`batchItemFailures`).
 """
@@ -25,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.handler_errors import error_text, one_line
 from kmq_spark.consumer.leases import Settled, Verb
-from kmq_spark.consumer.message import Message
+from kmq_spark.consumer.message import Message, error_text, one_line
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.core.markers import MAX_TEXT_CHARS
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.wire.headers import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,13 +54,10 @@ class Part(NamedTuple):
 
 class Settlement(NamedTuple):
     """
-    What settling the rest of a batch did.
+    What settling messages of a batch did.
 
-    Attributes:
-        settled: Messages settled by the call while they were held.
-        late: Messages settled by the call after their lease had run out. Their markers are still written.
-        gone: Messages that this consumer no longer held, for example because it was closed.
-        why: Why the first of *late* and *gone* was lost; empty if none was.
+    `settled`: settled by the call while they were held. `late`: after their lease had run out; their markers are still
+    written. `gone`: no longer held, for example because the consumer was closed. `why`: why the first one was lost.
     """
 
     settled: int = 0
@@ -86,12 +80,11 @@ class Batch(Sequence[Message]):
     false. Created by `QueueConsumer`. Any thread of the process that received it may settle it.
     """
 
-    __slots__ = ("_acked", "_begins", "_lock", "_made", "_offsets", "_parts", "_records", "_rest", "_retry_delay")
+    __slots__ = ("_acked", "_begins", "_lock", "_made", "_offsets", "_parts", "_records", "_rest")
 
     def __init__(
         self, records: Sequence[KafkaMessage] = (), offsets: Sequence[int] = (), parts: Sequence[Part] = ()
     ) -> None:
-        """Keep the raw records and their leases. For the consumer."""
         self._records = records
         self._offsets = offsets
         self._parts = parts
@@ -102,7 +95,6 @@ class Batch(Sequence[Message]):
         # How the rest of the messages of a lease was settled, by the lease's `id`.
         self._rest: dict[int, Verb] = {}
         self._lock = threading.RLock()
-        self._retry_delay = 0.0
 
     def __repr__(self) -> str:
         """Return size, place of the first message and state, without the content."""
@@ -155,10 +147,33 @@ class Batch(Sequence[Message]):
         Raises:
             ConfigError: pyarrow is not installed.
         """
-        from kmq_spark.consumer.arrow import table_of  # noqa: PLC0415  # pyarrow is optional
-
-        counts = [part.lease.delivery_count for part in self._parts for _ in range(part.begin, part.end)]
-        return table_of(self._records, counts)
+        try:
+            import pyarrow as pa  # noqa: PLC0415  # optional
+        except ImportError as error:
+            message = "to_arrow needs pyarrow: got no module pyarrow, 18 or newer; run `pip install pyarrow`"
+            raise ConfigError(message) from error
+        records = self._records
+        columns: list[tuple[str, Any, list[Any]]] = [
+            ("key", pa.binary(), self.keys()),
+            ("value", pa.binary(), self.values()),
+            (
+                "headers",
+                pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())])),
+                [_own_headers(record) for record in records],
+            ),
+            ("partition", pa.int32(), [record.partition() for record in records]),
+            ("offset", pa.int64(), list(self._offsets)),
+            ("appended_at", pa.timestamp("ms", "UTC"), [record.timestamp()[1] for record in records]),
+            (
+                "delivery_count",
+                pa.int32(),
+                [part.lease.delivery_count for part in self._parts for _ in range(part.begin, part.end)],
+            ),
+        ]
+        return pa.table(
+            [pa.array(values, kind) for _, kind, values in columns],
+            schema=pa.schema([(name, kind) for name, kind, _ in columns]),
+        )
 
     def ack(self, indices: Iterable[int] | None = None) -> None:
         """
@@ -203,14 +218,13 @@ class Batch(Sequence[Message]):
             numbers = self._checked(indices, Verb.RELEASE)
             self._raise_lost(self._settle_each(dict.fromkeys(numbers, Settled(Verb.RELEASE, -1, delay_ms))))
 
-    def fail(self, failures: Failures, delay: float | timedelta | None = None) -> None:
+    def fail(self, failures: Failures, delay: float | timedelta = 0) -> None:
         """
         Release messages that failed, as `run` does if a handler raises: the queue's backoff is added to *delay*.
 
         Args:
             failures: Exception or text by index of the message. The text is stored with the delivery.
-            delay: Time until they are due for redelivery, without the backoff, seconds or a timedelta, 0 to 12 hours;
-                by default `retry_delay_ms` in a handler of `run`, else 0.
+            delay: Time until they are due for redelivery, without the backoff, seconds or a timedelta, 0 to 12 hours.
 
         Raises:
             ConfigError: *delay* is out of bounds, or *failures* is not a mapping from indices of the batch to texts or
@@ -251,15 +265,21 @@ class Batch(Sequence[Message]):
         """Return a batch without some messages. For the consumer, before it hands the batch out."""
         return self._of([number for number in range(len(self)) if number not in indices])
 
+    def _leased(self, now: float) -> Batch:
+        """Return a batch without the messages whose lease has ended. For the consumer, as `_split`."""
+        if min([part.lease.ends_at for part in self._parts], default=now) >= now:
+            return self
+        return self._of([i for part in self._parts if part.lease.ends_at >= now for i in range(part.begin, part.end)])
+
     def _split(self, count: int) -> tuple[Batch, Batch]:
         """Return the first *count* messages and the others. For the consumer, before it hands the batch out."""
         if count >= len(self):
             return self, Batch()
         return self._of(range(count)), self._of(range(count, len(self)))
 
-    def _fail(self, failures: Failures, delay: float | timedelta | None = None) -> Settlement:
+    def _fail(self, failures: Failures, delay: float | timedelta = 0) -> Settlement:
         """Fail messages as `fail` does, and return what was lost. For the consumer."""
-        delay_ms = milliseconds("delay", self._retry_delay if delay is None else delay)
+        delay_ms = milliseconds("delay", delay)
         with self._lock:
             reasons = self._checked_mapping(
                 "fail", failures, Verb.RELEASE, (str, BaseException), "a text or an exception"
@@ -268,7 +288,7 @@ class Batch(Sequence[Message]):
 
     def _fail_rest(self, error: BaseException) -> Settlement:
         """Fail every message that is not settled: the handler raised. For the consumer."""
-        return self._settle_rest(_failed(milliseconds("delay", self._retry_delay), error))
+        return self._settle_rest(_failed(0, error))
 
     def _release_uncounted(self) -> int:
         """Release what is held, delivery not counted; return how many messages. For the consumer."""
@@ -288,9 +308,8 @@ class Batch(Sequence[Message]):
         """
         Settle every message that is not settled. For the consumer.
 
-        Args:
-            kind: What is written for each message; None for an acknowledgement.
-            is_lost_skipped: Whether to leave out messages whose lease has ended.
+        *kind*: what is written for each message; None for an acknowledgement. *is_lost_skipped*: leave out messages
+        whose lease has ended.
         """
         total = Settlement()
         with self._lock:
@@ -417,7 +436,7 @@ class Batch(Sequence[Message]):
         if count:
             message = (
                 f"leases of {count} of {len(self)} messages of the batch are lost: {settlement.why}; these messages "
-                "may be delivered again, raise lease_ms if handlers take longer"
+                "may be delivered again, raise the lease if handlers take longer"
             )
             raise LeaseLostError(message)
 
@@ -478,6 +497,11 @@ class Batch(Sequence[Message]):
 def _failed(delay_ms: int, reason: str | BaseException) -> Settled:
     text = one_line(reason) if isinstance(reason, str) else error_text(reason)
     return Settled(Verb.RELEASE, -1, delay_ms, text, has_failed=True)
+
+
+def _own_headers(record: KafkaMessage) -> list[dict[str, Any]]:
+    headers: Any = record.headers()
+    return [{"name": name, "value": value} for name, value in headers or () if not name.startswith(PREFIX)]
 
 
 def _settle_one(message: Message, kind: Settled | None) -> Settlement:

@@ -9,8 +9,6 @@ Rule 2: during a commit no thread can settle its messages. They are moved to lea
 renews as usual. A renewal counts only if it was durable before the lease ended.
 Rule 3: if a commit has no response, its outcome is read from the log. If the log cannot be read either, the messages
 are no longer held: the tracker redelivers them if nothing was written, and never if the transaction was committed.
-Rule 4: commits run one after another. Several threads may have open blocks at the same time, because a block only
-records.
 
 Source: KIP-98, KIP-447; docs/protocol.md, "Transactions of a consumer".
 """
@@ -24,17 +22,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from kmq_spark.consumer.outcome import is_committed
 from kmq_spark.consumer.transaction import KnownTopics, Transaction, size_of
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, LeaseLostError, TransactionError, UsageError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import REFUSED
+from kmq_spark.kafka.lookups import bounds_of
+from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.records import OutgoingRecord
-from kmq_spark.kafka.settings import reader_config, transactional_producer_config
+from kmq_spark.kafka.settings import make_client, reader_config, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer.options import SendOptions
 from kmq_spark.wire.codec import encode_marker
@@ -42,11 +41,10 @@ from kmq_spark.wire.codec import encode_marker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from confluent_kafka import KafkaError
+    from confluent_kafka import KafkaError, Producer
     from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.consumer.leases import Lease, LeaseTable
-    from kmq_spark.consumer.marker_producer import MarkerProducer
     from kmq_spark.consumer.message import Message
     from kmq_spark.kafka.queue_topics import QueueTopics
 
@@ -64,6 +62,9 @@ Bounds of `transaction.timeout.ms`. A transaction is normally open for milliseco
 readers of its markers partitions wait until the broker aborts it. So the timeout is short: together with
 `ABORT_SCAN_MS` it fits into a lease of 15 s or more.
 """
+
+PAUSE_S = 0.1
+"""Interval at which the end of a transaction is looked for."""
 
 _UNKNOWN_OUTCOME = "the outcome of its transaction is unknown"
 
@@ -105,7 +106,7 @@ class _Commit:
                 why = lease.end_reason or "the lease ran out"
                 message = (
                     f"lease of {len(messages)} message(s) of queue partition {lease.queue_partition} was lost before "
-                    f"the commit: {why}; nothing was written, raise lease_ms or use smaller transactions"
+                    f"the commit: {why}; nothing was written, raise the lease or use smaller transactions"
                 )
                 raise LeaseLostError(message)
 
@@ -141,59 +142,50 @@ def _lease_of(source: Lease, messages: list[Message], ends_at: float) -> Lease:
 
 
 class ResultTransactions:
-    """
-    The transactions of one consumer.
+    """The transactions of one consumer. *client* returns its producer of markers, for metadata requests."""
 
-    Args:
-        topics: Topic names of the consumer's queue.
-        consumer_id: Written into the ENDs; also part of the transactional id.
-        bootstrap_servers: Comma-separated `host:port`.
-        extra: librdkafka settings.
-        leases: The consumer's leases.
-        markers: The consumer's producer of markers, used for metadata requests.
-        lease_ms: Length of a lease.
-        timeout: Timeout of each request to the broker, seconds.
-    """
-
-    def __init__(  # noqa: PLR0917  # the identity of the consumer, and its parts
+    def __init__(
         self,
         topics: QueueTopics,
         consumer_id: str,
         bootstrap_servers: str,
         extra: Mapping[str, str] | None,
+        *,
         leases: LeaseTable,
-        markers: MarkerProducer,
-        lease_ms: int,
+        client: Callable[[], Producer],
+        lease_s: float,
         timeout: float,
     ) -> None:
-        """Store the values. The first commit creates the producer."""
+        # With the broker's scan it fits into the lease, where that is long enough.
+        timeout_ms = max(SHORTEST_TIMEOUT_MS, min(LONGEST_TIMEOUT_MS, round(lease_s * 1000) - ABORT_SCAN_MS))
         self._markers_topic = topics.markers_topic
         self._leases = leases
         self._consumer_id = consumer_id
-        self._known_topics = KnownTopics(lambda: markers.client, bootstrap_servers, timeout)
+        self._known_topics = KnownTopics(client, bootstrap_servers, timeout)
         self._options = SendOptions(bootstrap_servers, timeout, extra)
         self._timeout = timeout
-        self._transaction_timeout_s = transaction_timeout_ms(lease_ms) / 1000
-        self._config = transactional_config(
-            bootstrap_servers, topics.consumer_transactional_id(consumer_id), consumer_id, extra, lease_ms
+        self._transaction_timeout_s = timeout_ms / 1000
+        self._config = transactional_producer_config(
+            bootstrap_servers,
+            topics.consumer_transactional_id(consumer_id),
+            consumer_id,
+            extra,
+            max_message_bytes=MAX_RECORD_BYTES,
+            transaction_timeout_ms=timeout_ms,
         )
+        # No linger: the commit flushes the whole transaction at once, so waiting for a fuller batch gains nothing.
+        self._config["linger.ms"] = 0
         self._reader_config = reader_config(bootstrap_servers, topics.outcome_group, consumer_id, extra)
+        # The first commit creates it.
         self._producer: TransactionalProducer | None = None
         self._fenced: FencedError | None = None
+        # Commits run one after another. Several threads may have open blocks, because a block only records.
         self._committing = threading.Lock()
         self._thread = threading.local()
 
     @contextlib.contextmanager
     def block(self, check_usable: Callable[[], None]) -> Iterator[Transaction]:
-        """
-        Record the calls of the body, then commit them. An exception of the body discards them.
-
-        Args:
-            check_usable: Raises if the consumer is closed or was created in another process.
-
-        Raises:
-            KmqError: As `QueueConsumer.transaction`.
-        """
+        """Record the calls of the body, then commit them. An exception of the body discards them."""
         check_usable()
         if getattr(self._thread, "is_open", False):
             message = "a transaction is already open in this thread: got a second one; end the first block"
@@ -338,8 +330,8 @@ class ResultTransactions:
         """Distinguish fencing by a consumer with the same id from a timed-out transaction; the error is the same."""
         if time.monotonic() - commit.began_at < self._transaction_timeout_s:
             message = (
-                f"cannot commit a transaction as {self._consumer_id}: another consumer with this consumer_id has "
-                f"fenced it ({error}); give each consumer its own consumer_id"
+                f"cannot commit a transaction as {self._consumer_id}: another consumer with this client.id has "
+                f"fenced it ({error}); give each consumer its own client.id"
             )
             self._fenced = FencedError(message)
 
@@ -360,22 +352,34 @@ class ResultTransactions:
             producer.close()
 
 
-def transaction_timeout_ms(lease_ms: int) -> int:
-    """Return the `transaction.timeout.ms` for a consumer with leases of *lease_ms*, milliseconds."""
-    return max(SHORTEST_TIMEOUT_MS, min(LONGEST_TIMEOUT_MS, lease_ms - ABORT_SCAN_MS))
+def is_committed(config: Mapping[str, Any], topic: str, partition: int, offset: int, timeout: float) -> bool:
+    """
+    Read from the log whether a transaction was committed: whether a `read_committed` consumer returns its record.
+
+    There is no result before the transaction has ended on the broker. Such a consumer waits at every open transaction,
+    also at those of other producers.
+    Raises KafkaClientError where it does not end within *timeout* seconds.
+    """
+    _wait_until_stable(config, TopicPartition(topic, partition), offset, timeout)
+    reader = PayloadReader(config, topic, timeout)
+    try:
+        return any(payload.message is not None for payload in reader.read({partition: [offset]}))
+    finally:
+        reader.close()
 
 
-def transactional_config(
-    bootstrap_servers: str, transactional_id: str, consumer_id: str, extra: Mapping[str, str] | None, lease_ms: int
-) -> dict[str, Any]:
-    """Return the settings of a consumer's transactional producer."""
-    config = transactional_producer_config(
-        bootstrap_servers,
-        transactional_id,
-        consumer_id,
-        extra,
-        max_message_bytes=MAX_RECORD_BYTES,
-        transaction_timeout_ms=transaction_timeout_ms(lease_ms),
-    )
-    # No linger: the commit flushes the whole transaction at once, so waiting for a fuller batch gains nothing.
-    return {**config, "linger.ms": 0}
+def _wait_until_stable(config: Mapping[str, Any], place: TopicPartition, offset: int, timeout_s: float) -> None:
+    """Wait until all transactions up to *offset* have ended: until the last stable offset is greater than *offset*."""
+    deadline_s = time.monotonic() + timeout_s
+    consumer = make_client(Consumer, dict(config))
+    try:
+        while bounds_of(consumer, place, timeout_s).end <= offset:
+            if time.monotonic() > deadline_s:
+                message = (
+                    f"cannot read {place.topic}[{place.partition}]@{offset}: a transaction before it has been open for "
+                    f"{timeout_s:g} s; check the broker"
+                )
+                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            time.sleep(PAUSE_S)
+    finally:
+        consumer.close()

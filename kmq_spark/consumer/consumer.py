@@ -1,11 +1,9 @@
 """
 Receive messages of a queue, hold them under a lease, and settle them one by one or in batches.
 
-Rule 1: `receive` and `receive_batch` return at most *max_messages*. Without `prefetch`, the consumer holds no other
-messages.
-Rule 2: `ack`, `release` and `reject` may be called from any thread; only one thread at a time may call them.
-Rule 3: a message that is suspected of crashing its process is delivered separately; see `poison/suspects.py`.
-Rule 4: a process that is killed at any point loses no message. The tracker redelivers a message that was started;
+Rule 1: `receive` and `receive_batch` return at most *max_messages*.
+Rule 2: `ack`, `release` and `reject` may be called from any thread; only one thread at a time may receive.
+Rule 3: a process that is killed at any point loses no message. The tracker redelivers a message that was started;
 another consumer fetches a message that was not.
 
 Source: SQS's receive loop; Kafka's share consumer (KIP-932) for the verbs; kmq `KmqClient` for START and END.
@@ -22,21 +20,17 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kmq_spark.consumer.admission import AdmissionPolicy
 from kmq_spark.consumer.batch import Batch
-from kmq_spark.consumer.checks import check_bounds, check_logical_queue, check_topics, limits_of
-from kmq_spark.consumer.commit import ResultTransactions
-from kmq_spark.consumer.intake import Intake
+from kmq_spark.consumer.checks import check_bounds, check_topics, limits_of
+from kmq_spark.consumer.history import History
 from kmq_spark.consumer.leases import LeaseTable, Settled, Verb
 from kmq_spark.consumer.marker_producer import MarkerProducer
 from kmq_spark.consumer.marker_writer import MarkerWriter
-from kmq_spark.consumer.missing_offsets import MissingOffsets
-from kmq_spark.consumer.receiver import Receiver, Result
-from kmq_spark.consumer.worker import MAX_BATCH, Worker
+from kmq_spark.consumer.pipeline import Pipeline, Result
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
 from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
-from kmq_spark.metrics.worker import serving_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -45,10 +39,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kmq_spark.consumer.batch import Failures
+    from kmq_spark.consumer.commit import ResultTransactions
+    from kmq_spark.consumer.handling import RunSummary
     from kmq_spark.consumer.leases import Lease
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.transaction import Transaction
-    from kmq_spark.consumer.worker import RunSummary
+    from kmq_spark.consumer.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -66,26 +62,19 @@ class QueueConsumer:
 
     _is_closed = _is_stopped = False
     _worker: Worker | None = None
+    _transactions: ResultTransactions | None = None
 
     def __init__(
         self,
-        topic: str,
+        queue: str,
         *,
         bootstrap_servers: str,
-        queue: str = "",
-        group: str = "",
-        consumer_group: str | None = None,
-        group_protocol: str = "classic",
-        lease_ms: int | None = None,
-        max_lease_ms: int | None = None,
+        logical_queue: str = "",
+        subscription: str = "",
+        lease: float | timedelta | None = None,
+        max_lease: float | timedelta | None = None,
         max_in_flight: int = 1_000,
-        max_in_flight_bytes: int = 64 * 1024 * 1024,
-        prefetch: int = 0,
         isolate_after: int = 2,
-        keep_alive: bool = True,
-        consumer_id: str | None = None,
-        ack_linger_ms: int = 5,
-        start_timeout_ms: int | None = None,
         timeout: float = 10,
         extra: Mapping[str, str] | None = None,
     ) -> None:
@@ -93,87 +82,72 @@ class QueueConsumer:
         Connect, check that the topics exist, and join the consumer group.
 
         Args:
-            topic: Name of the queue and of its topic.
+            queue: Name of the queue and of its topic.
             bootstrap_servers: Comma-separated `host:port`.
-            queue: Logical queue, if several share the topic. By default the consumer receives the messages without a
-                logical queue. Each logical queue has its own committed offsets. The consumer skips messages of other
+            logical_queue: Logical queue, if several share the queue. By default the consumer receives the messages
+                without one. Each logical queue has its own committed offsets. The consumer skips messages of other
                 logical queues; they do not delay it.
-            group: Group, if several applications read the queue. Each group receives every message and has its own
-                markers topic, dead-letter topic and tracker: `kmq queue create <topic>@<group>`.
-            consumer_group: Kafka `group.id`; by default `kmq.<topic>` plus the names of group and logical queue.
-            group_protocol: `classic`; or `consumer` (KIP-848) for brokers from 4.0: rebalances do not stop the whole
-                group, and fewer messages are repeated after a consumer is killed; or `eager` to share a group with
-                clients that support only eager rebalancing, such as kafka-mq-go's workers.
-            lease_ms: Length of a lease, 1 s to 12 h. A message is redelivered when its lease ends; keep-alive renews
-                it. By default the lease in the rules of the queue (`kmq queue alter --lease-ms`), else 30 s.
-            max_lease_ms: Longest total time that keep-alive holds a message; by default ten leases or 12 h, whichever
-                is less. After that, a handler that hangs loses its message.
-            max_in_flight: Maximum number of messages held at once.
-            max_in_flight_bytes: Maximum bytes of values, keys and headers held at once. A single message may be larger.
-            prefetch: Batches that `receive` fetches ahead, each of at most *max_messages* messages. Faster, but other
-                consumers cannot process prefetched messages. `close` releases the unused ones without counting the
-                delivery. With 0, the consumer holds only what `receive` returned.
+            subscription: Application, if several read the queue. Each receives every message and has its own markers
+                topic, dead-letter topic and tracker: `kmq queue create <queue>@<subscription>`.
+            lease: Length of a lease, seconds or a timedelta, 1 second to 12 hours. A message is redelivered when its
+                lease ends; keep-alive renews it. By default the lease in the rules of the queue (`kmq queue alter
+                --lease`), else 30 s.
+            max_lease: Longest total time that keep-alive holds a message, seconds or a timedelta; by default ten leases
+                or 12 hours, whichever is less. After that, a handler that hangs loses its message.
+            max_in_flight: Maximum number of messages held at once. They have 64 MiB at most; a single message may be
+                larger.
             isolate_after: A message becomes a suspect after this many deliveries that ended silently (no answer, as
                 when a process dies). A suspect is delivered alone, while nothing else is held. 0 disables isolation.
                 Recommended: half of the queue's `max_deliveries`.
-            keep_alive: Whether a background thread renews the leases of held messages.
-            consumer_id: Name written into the markers; by default host, process id and a random part.
-            ack_linger_ms: Time that acknowledgements are collected before their END is written. Longer only while an
-                earlier marker of the partition is not confirmed.
-            start_timeout_ms: Longest time for a START to become durable; by default half a lease or 10 s, whichever is
-                less.
-            timeout: Timeout of the broker requests of this constructor and of result transactions.
-            extra: librdkafka settings.
+            timeout: Timeout of the broker requests of this constructor and of result transactions, seconds.
+            extra: librdkafka settings. `client.id` is also the name in the markers; by default host, process id and a
+                random part. `group.id` is by default `kmq.<queue>` plus the names of subscription and logical queue.
+                `group.protocol=consumer` (KIP-848) is for brokers from 4.0: rebalances do not stop the whole group,
+                and fewer messages are repeated after a consumer is killed. `partition.assignment.strategy` is
+                `cooperative-sticky`; `range,roundrobin` shares the group with clients that know no other, such as
+                kafka-mq-go's workers.
 
         Raises:
             ConfigError: A value is out of bounds, or a setting in *extra* would break a guarantee.
             TopicError: A topic of the queue is missing or has the wrong partition count.
             KafkaClientError: The broker cannot be reached within *timeout*.
         """
-        self._topics = QueueTopics(topic, group)
-        check_logical_queue(queue)
-        check_bounds(isolate_after=isolate_after, ack_linger_ms=ack_linger_ms, prefetch=prefetch)
-        if lease_ms is None:
-            lease_ms = lease_of(self._topics, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
-        limits = limits_of(lease_ms, max_lease_ms, start_timeout_ms, max_in_flight, max_in_flight_bytes)
-        self.consumer_id = consumer_id or new_client_id("consumer")
-        self.max_in_flight = max_in_flight
-        self.lease_ms = lease_ms
+        topics = self._topics = QueueTopics(queue, subscription)
+        group = topics.logical_group(logical_queue) if logical_queue else topics.consumer_group
+        check_bounds(max_in_flight=max_in_flight, isolate_after=isolate_after)
+        self.consumer_id = (extra or {}).get("client.id") or new_client_id("consumer")
+        config = consumer_config(bootstrap_servers, group, self.consumer_id, extra)
+        # No other client has its name.
+        extra = {key: value for key, value in (extra or {}).items() if key != "client.id"}
+        if lease is None:
+            lease = lease_of(topics, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra) / 1000
+        limits = self._limits = limits_of(lease, max_lease, max_in_flight)
+        self._bootstrap_servers, self._extra, self._timeout = bootstrap_servers, extra, timeout
         self._leases = LeaseTable()
         # Reentrant: if an interrupt prevents its release, the same thread can still receive.
         self._receiving = threading.RLock()
+        self._lock = threading.Lock()
         self._pid = os.getpid()
-        start_timeout_ms = round(limits.start_timeout_s * 1000)
         self._producer = MarkerProducer(
-            marker_producer_config(bootstrap_servers, extra=extra, delivery_timeout_ms=start_timeout_ms),
-            self._topics.markers_topic,
+            marker_producer_config(
+                bootstrap_servers, extra=extra, delivery_timeout_ms=round(limits.start_timeout_s * 1000)
+            ),
+            topics.markers_topic,
         )
-        check_topics(self._producer.client, self._topics, bootstrap_servers, timeout)
-        consumer_group = consumer_group or (self._topics.logical_group(queue) if queue else self._topics.consumer_group)
-        identity = (self._topics, self.consumer_id, bootstrap_servers, extra)
-        self._writer = MarkerWriter(
-            self._producer,
-            self._leases,
-            consumer_id=self.consumer_id,
-            ack_linger_ms=ack_linger_ms,
-            keep_alive=keep_alive,
-        )
-        self._intake = Intake(
-            consumer_config(bootstrap_servers, consumer_group, self.consumer_id, extra, group_protocol=group_protocol),
-            topic=self._topics.queue_topic,
-            admission_policy=AdmissionPolicy(queue, group, isolate_after),
+        check_topics(self._producer.client, topics, bootstrap_servers, timeout)
+        self._writer = MarkerWriter(self._producer, self._leases, self.consumer_id)
+        self._pipeline = Pipeline(
+            config,
+            topic=topics.queue_topic,
+            policy=AdmissionPolicy(logical_queue, subscription, isolate_after),
+            history=History(config["group.id"], topics, bootstrap_servers, extra),
             leases=self._leases,
             markers=self._producer,
             consumer_id=self.consumer_id,
             limits=limits,
             write_settled=self._writer.write_out,
-            missing_offsets=MissingOffsets(
-                consumer_group, self._topics.queue_topic, bootstrap_servers=bootstrap_servers, extra=extra
-            ),
         )
-        self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer.start()
-        self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout)
 
     def __enter__(self) -> Self:
         """Return the consumer."""
@@ -192,7 +166,7 @@ class QueueConsumer:
 
     @property
     def in_flight_count(self) -> int:
-        """Count of messages held."""
+        """Count of messages held, with those that are fetched ahead."""
         return self._leases.held_count(time.monotonic())
 
     def receive(
@@ -201,18 +175,21 @@ class QueueConsumer:
         """
         Receive messages. Each is held until it is settled or its lease ends.
 
+        For a caller that comes back within a tenth of a second, several times in a row, the consumer fetches one batch
+        ahead. If the caller then stays away for a second, this batch is released, without counting the delivery.
+
         Args:
             max_messages: Maximum number of messages to return, at least 1.
             timeout: Seconds to wait for the first message; 0 polls once.
             lease: Length of the leases of these messages, seconds or a timedelta, 1 second to 12 hours; by default the
-                consumer's `lease_ms`. Keep-alive renews them with the same length, up to `max_lease_ms`.
+                consumer's. Keep-alive renews them with the same length, up to `max_lease`.
 
         Returns:
             At most *max_messages* messages. The list is empty if no message arrives in time, if `max_in_flight`
-            messages or `max_in_flight_bytes` are held, or while a suspect is held.
+            messages are held, or while a suspect is held.
 
         Raises:
-            ConfigError: A value is out of bounds, or *lease* is set although the consumer prefetches.
+            ConfigError: A value is out of bounds.
             KmqError: A START did not become durable. No message is returned; the messages are fetched again.
             UsageError: The consumer is closed, was created in another process, or another thread is in `receive`.
         """
@@ -250,58 +227,37 @@ class QueueConsumer:
     ) -> Result:
         if max_messages < 1 or timeout < 0:
             message = (
-                f"{call} is out of bounds: got max_messages={max_messages!r}, timeout={timeout!r}, "
-                "minimum 1 and 0; correct the call"
+                f"{call} is out of bounds: got max_messages={max_messages!r}, timeout={timeout!r}; expected 1 and 0 "
+                "or more"
             )
             raise ConfigError(message)
         lease_s = None if lease is None else milliseconds("lease", lease, MIN_LEASE_MS) / 1000
-        if lease_s is not None and self._receiver.prefetches:
-            message = (
-                f"lease cannot be combined with prefetch: got {lease!r}, prefetched messages have the consumer's "
-                "lease_ms; leave lease out, or set prefetch=0"
-            )
-            raise ConfigError(message)
         self._check_usable()
         with self._one_receiver():
-            return self._receiver.receive(max_messages, timeout, lease_s, result_of)
+            return self._pipeline.receive(max_messages, timeout, result_of, lease_s=lease_s)
 
     @overload
     def run(
-        self,
-        handler: Callable[[Message], object],
-        *,
-        concurrency: int = ...,
-        retry_delay_ms: int = ...,
-        drain_timeout_ms: int = ...,
-        max_batch: int = ...,
-        metrics_port: int | None = ...,
-        metrics_host: str | None = ...,
+        self, handler: Callable[[Message], object], *, concurrency: int = ..., drain_timeout: float | timedelta = ...
     ) -> RunSummary: ...
     @overload
     def run(
         self,
         handler: Callable[[Batch], Failures | None],
         *,
+        concurrency: int = ...,
         batch: int,
         batch_wait: float | timedelta = ...,
-        concurrency: int = ...,
-        retry_delay_ms: int = ...,
-        drain_timeout_ms: int = ...,
-        metrics_port: int | None = ...,
-        metrics_host: str | None = ...,
+        drain_timeout: float | timedelta = ...,
     ) -> RunSummary: ...
     def run(
         self,
         handler: Callable[[Any], object],
         *,
+        concurrency: int = 8,
         batch: int | None = None,
         batch_wait: float | timedelta = 0.05,
-        concurrency: int = 8,
-        retry_delay_ms: int = 1_000,
-        drain_timeout_ms: int = 20_000,
-        max_batch: int = MAX_BATCH,
-        metrics_port: int | None = None,
-        metrics_host: str | None = None,
+        drain_timeout: float | timedelta = 20,
     ) -> RunSummary:
         """
         Call a handler for each message, or for each batch of messages, in threads, until stopped; then close.
@@ -310,54 +266,50 @@ class QueueConsumer:
         releases the messages that no handler has seen, without counting the delivery, and waits for the running
         handlers. A second Ctrl+C ends the run immediately.
 
+        Counts of the messages are in the default registry of `prometheus_client`, where that is installed.
+
         Args:
             handler: Called with one message. If it returns, the message is acknowledged, unless the handler has settled
-                it. If it raises, the exception is logged and the message is released for redelivery. It must not be a
-                coroutine function; wrap one, for example `lambda message: asyncio.run(handle(message))`.
+                it. If it raises, the exception is logged and the message is released for redelivery, after the queue's
+                backoff. It must not be a coroutine function; wrap one, for example
+                `lambda message: asyncio.run(handle(message))`.
                 With *batch*, it is called with a `Batch`. If it returns None, every message that it has not settled is
                 acknowledged. If it raises, they are all released. If it raises `BatchFailed({3: error})`, or returns
                 such a mapping from indices to exceptions or texts, those messages are released and the others are
                 acknowledged.
+            concurrency: Number of handler threads.
             batch: Maximum number of messages of a batch, at most `max_in_flight`; None to call the handler with single
                 messages. Each running handler holds a batch, so *concurrency* of them need a `max_in_flight` of
                 concurrency times *batch*.
             batch_wait: Longest time to collect messages for a batch after the first has arrived, seconds or a
                 timedelta. Their leases begin after it.
-            concurrency: Number of handler threads.
-            retry_delay_ms: Delay before redelivery after the handler raised, at most 12 hours. The queue's backoff is
-                added to it.
-            drain_timeout_ms: Longest wait for running handlers after a stop. After that, their messages are released.
-            max_batch: Maximum number of messages fetched at once; without effect with *batch*.
-            metrics_port: Port on which to serve Prometheus metrics during the run; needs the extra `metrics`. 0 selects
-                a free port.
-            metrics_host: Address to listen on for metrics; loopback by default.
+            drain_timeout: Longest wait for running handlers after a stop, seconds or a timedelta. After that, their
+                messages are released.
 
         Returns:
             Counts of messages by result.
 
         Raises:
-            ConfigError: A value is out of bounds, the handler is not a plain callable, or the metrics server cannot
-                start.
+            ConfigError: A value is out of bounds, or the handler is not a plain callable.
             KmqError: The client failed permanently, or the last markers could not be written.
             UsageError: As `receive`; or the handler returned an awaitable or a generator, or with *batch* another value
                 that is neither None nor a mapping. Its messages were released without counting the delivery.
         """
+        from kmq_spark.consumer.worker import Worker  # noqa: PLC0415  # as the next one
+        from kmq_spark.metrics.worker import counting  # noqa: PLC0415  # a caller of `receive` needs neither
+
         self._check_usable()
         worker = Worker(
-            intake=self._intake,
-            close=self.close,
-            handler=handler,
+            self._pipeline,
+            self.close,
+            handler,
+            max_in_flight=self._limits.max_in_flight,
             concurrency=concurrency,
-            retry_delay_ms=retry_delay_ms,
-            drain_timeout_ms=drain_timeout_ms,
-            max_batch=max_batch,
             batch=batch,
             batch_wait=batch_wait,
+            drain_timeout=drain_timeout,
         )
-        numbers = serving_worker(
-            str(self._topics), metrics_port, metrics_host, worker.delivered_count, worker.acked_count
-        )
-        with self._one_receiver(), numbers:
+        with self._one_receiver(), counting(str(self._topics), worker.counts):
             self._worker = worker
             if self._is_stopped:
                 worker.stop()
@@ -378,10 +330,24 @@ class QueueConsumer:
             LeaseLostError: A lease ran out before the commit; nothing was written.
             TransactionError: The commit failed. If `nothing_written` is true, the messages are still held. Otherwise
                 the outcome is unknown; do not retry.
-            FencedError: Another consumer with the same `consumer_id` writes transactions.
+            FencedError: Another consumer with the same `client.id` writes transactions.
             UsageError: This thread has an open block already, the consumer is closed, or it was created in another
                 process.
         """
+        with self._lock:
+            if self._transactions is None:
+                from kmq_spark.consumer.commit import ResultTransactions  # noqa: PLC0415  # most consumers need none
+
+                self._transactions = ResultTransactions(
+                    self._topics,
+                    self.consumer_id,
+                    self._bootstrap_servers,
+                    self._extra,
+                    leases=self._leases,
+                    client=lambda: self._producer.client,
+                    lease_s=self._limits.lease_s,
+                    timeout=self._timeout,
+                )
         return self._transactions.block(self._check_usable)
 
     def flush(self, timeout: float = 30.0) -> None:
@@ -422,11 +388,11 @@ class QueueConsumer:
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
-        self._transactions.close(timeout)
-        self._receiver.release_undelivered()
+        if self._transactions is not None:
+            self._transactions.close(timeout)
         try:
             # Commit offsets first: a message released before its offset commit would be delivered twice.
-            self._intake.close(timeout)
+            self._pipeline.close(timeout)
         finally:
             for lease in self._leases.end_all("the consumer was closed, the message was released"):
                 self._release_held(lease)
@@ -449,8 +415,8 @@ class QueueConsumer:
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
             message = (
-                f"consumer belongs to another process: got a call in process {os.getpid()}, it was created in process "
-                f"{self._pid}; create one after the fork"
+                f"consumer belongs to another process: got a call in process {os.getpid()}; expected process "
+                f"{self._pid}, which created it / create one after the fork"
             )
             raise UsageError(message)
         if self._is_closed:

@@ -1,17 +1,9 @@
 """
-Read the queue topic: fetch records, buffer the ones that cannot start yet, seek, serve the group.
-
-How the client joins and leaves the group, and when it is replaced: `membership.py`. When it commits offsets:
-`offset_commits.py`.
+Read the queue topic in a group: fetch records, buffer the ones that cannot start yet, commit, seek, serve the group.
 
 Rule 1: one thread at a time may use a `Fetcher`. Rebalance callbacks run inside its calls.
 Rule 2: a record that is fetched and not started waits in the buffer, in fetch order. No committed offset passes it.
-Rule 3: librdkafka keeps the pause flag of a partition across revoke and assign, so assigned partitions are resumed.
-Rule 4: if the client is replaced, the partitions count as lost.
-Rule 5: an exception may lose fetched records at any step. `reseek` does not need them: it seeks to the offset
-after the records that were taken.
-
-Source: KIP-429, for which partitions a rebalance revokes and which it keeps.
+Rule 3: what was fetched under an assignment is handed out under it, or committed under it, or dropped.
 """
 
 from __future__ import annotations
@@ -23,23 +15,24 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.membership import Handlers, Membership
+from kmq_spark.consumer.membership import NO_COORDINATOR, Membership
 from kmq_spark.consumer.offsets import COMMIT_SKIPPED_S, OffsetCommits
-from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import UNREACHABLE, client_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from kmq_spark.consumer.missing_offsets import MissingOffsets
+    from kmq_spark.consumer.started import StartedBatch
+    from kmq_spark.errors import KmqError
 
 logger = logging.getLogger(__name__)
 
 CONFIRM_S = 1.0
 """Longest wait for the first offset commit of a process, before its first delivery. A rebalance may delay it."""
 
-CONFIRM_POLL_S = 0.01
+POLL_S = 0.01
+"""Interval of polls while a confirmation is waited for."""
 
 SERVE_S = 1.0
 """Interval at which the consumer group is served while the buffer has all records that are needed."""
@@ -47,9 +40,11 @@ SERVE_S = 1.0
 COMMITTED_TIMEOUT_S = 10.0
 """Timeout of a request for the committed offsets of the group."""
 
+DEFAULT_MAX_POLL_MS = 300_000
+"""Default of `max.poll.interval.ms`: after this time without a call, the group gives the partitions to others."""
+
 _TRANSIENT_ERRORS = UNREACHABLE | {"_PARTITION_EOF", "_MAX_POLL_EXCEEDED"}
 """Errors from `consume` that need no action: librdkafka continues, or rejoins the group, by itself."""
-
 
 _ERROR = KafkaMessage.error
 
@@ -58,68 +53,45 @@ class Fetcher:
     """
     The client that reads a queue topic in a group.
 
-    Args:
-        config: librdkafka settings of the consumer.
-        topic: Queue topic.
-        started_positions: Called with the partitions that are revoked. Returns, by partition, the offset after the
-            records whose STARTs have become durable and whose offset is not committed yet.
-        missing_offsets: Checks whether assigned partitions have committed offsets; None for no check.
-
-    Attributes:
-        owned: Assigned partitions.
-        offset_commits: The offsets of this client in its group.
+    `owned`: assigned partitions. `unchecked`: those of them that were assigned since the last look. `started`: batches
+    that were started and not committed, in fetch order.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        topic: str,
-        started_positions: Callable[[set[int]], Mapping[int, int]],
-        missing_offsets: MissingOffsets | None = None,
-    ) -> None:
-        """Subscribe to the topic. Partitions are assigned during the first `fetch`."""
-        self.offset_commits = OffsetCommits(topic)
-        self._topic = topic
-        self._started_positions = started_positions
-        self._missing_offsets = missing_offsets
-        self._unchecked: set[int] = set()
+    def __init__(self, config: Mapping[str, Any], topic: str, start_timeout_s: float) -> None:
+        self.offsets = OffsetCommits(topic)
         self.owned: set[int] = set()
-        self._served_at = time.monotonic()
+        self.unchecked: set[int] = set()
+        self.started: list[StartedBatch] = []
+        self._topic = topic
+        self._start_timeout_s = start_timeout_s
+        # A moment less than by the client's own clock, which it reads before ours.
+        self._max_poll_s = int(config.get("max.poll.interval.ms", DEFAULT_MAX_POLL_MS)) / 1000 - 0.05
+        self._polled_at = time.monotonic()
+        self._has_confirmed = False
         self._buffer: list[KafkaMessage] = []
         self._gathered_since = 0.0
         self._error: KmqError | None = None
         self._paused: set[int] = set()
-        handlers = Handlers(
-            self._on_assign, self._on_revoke, self._on_lost, self.offset_commits.on_commit, self._on_error
-        )
-        self._membership = Membership(config, topic, handlers)
+        self._membership = Membership(config, topic, self)
         self.client = self._membership.client
 
     def fetch(
         self, max_records: int, timeout: float, *, at_least: int = 1, gather_s: float = 0.0
     ) -> list[KafkaMessage]:
         """
-        Fetch the records that are available. Wait only for the first one, unless *gather_s* is set.
+        Fetch at most *max_records* records that are available. Wait only for the first one, unless *gather_s* is set.
 
         Args:
-            max_records: Maximum number of records to return, at least 1.
+            max_records: At least 1.
             timeout: Seconds to wait for the first record.
             at_least: If the buffer has records, but fewer than this, fetch more without waiting.
             gather_s: Seconds from the first record for which fewer than *max_records* stay in the buffer, so that more
                 can arrive. Over several calls: each waits at most *timeout*.
-
-        Returns:
-            At most *max_records* records. If the buffer has *at_least* records or more, they all come from the buffer.
-
-        Raises:
-            KmqError: The client reported an error that needs action.
         """
         self._raise_error()
-        if self._membership.is_lost and self._membership.replace():
-            self._forget(set(self.owned))
-            self.client = self._membership.client
-        if self.offset_commits.is_waiting:
-            self.offset_commits.send_if_due(self.client)
+        if not self._has_current_client():
+            return []
+        self.offsets.send_if_due(self.client)
         at_least = max_records if gather_s else at_least
         wanted = at_least - len(self._buffer) if self._buffer else max_records
         if wanted > 0:
@@ -129,8 +101,6 @@ class Fetcher:
         else:
             self.serve_group_if_due()
             records, self._buffer = self._buffer[:max_records], self._buffer[max_records:]
-        if records and self._unchecked:
-            self._check_offsets()
         return self._gather(records, max_records, timeout, gather_s) if gather_s else records
 
     def _gather(
@@ -157,61 +127,73 @@ class Fetcher:
         """Put records that were fetched and not started back to the front of the buffer."""
         self._buffer = [*records, *self._buffer]
 
-    def commit(self, positions: Mapping[int, int], *, within_s: float) -> None:
+    def commit(self, batch: StartedBatch, *, within_s: float) -> None:
         """
-        Commit offsets of the partitions that are still assigned. Do not wait for the response.
+        Commit the offsets after a batch whose STARTs are durable. Do not wait for the response.
 
         Args:
-            positions: Offset after the records that were started or skipped, by partition.
+            batch: The first of `started`.
             within_s: Seconds from the last commit in which to commit; 0 for now. Later only with the next call.
         """
-        owned = {partition: offset for partition, offset in positions.items() if partition in self.owned}
-        self.offset_commits.add(owned, within_s)
-        if owned and within_s < COMMIT_SKIPPED_S and not self.offset_commits.has_confirmed:
-            self.offset_commits.send(self.client)
-            self._wait_for_confirmation()
-        else:
-            self.offset_commits.send_if_due(self.client)
+        self.offsets.add(batch.next_offsets, within_s)
+        self._end_pending(batch)
+        self.offsets.send_if_due(self.client)
+        # Without this wait, a message that kills its process immediately would stay uncommitted. Each next process
+        # would fetch it again as a first delivery, and each ended lease would add one more redelivered copy.
+        if batch.next_offsets and within_s < COMMIT_SKIPPED_S and not self._has_confirmed:
+            self._wait_until_confirmed(batch, CONFIRM_S)
+            self._has_confirmed = True
 
-    def is_position_at_least(self, partition: int, offset: int) -> bool:
-        """Return whether the offset to commit of an assigned partition is at or after *offset*."""
-        return self.offset_commits.positions.get(partition, -1) >= offset
+    def commit_confirmed(self, batch: StartedBatch, timeout: float) -> bool:
+        """Commit the offsets after a batch; return whether the group has them. If not, the batch stays in `started`."""
+        self.offsets.add(batch.next_offsets, 0.0)
+        self.offsets.send_if_due(self.client)
+        is_confirmed = self._wait_until_confirmed(batch, timeout)
+        if is_confirmed:
+            self._end_pending(batch)
+        return is_confirmed
 
-    def serve_group(self, timeout: float) -> None:
-        """
-        Serve the consumer group without fetching, so that rebalances proceed while there is no room for messages.
+    def _wait_until_confirmed(self, batch: StartedBatch, timeout: float) -> bool:
+        """Serve the commit callback until the response has arrived. Records that arrive go to the buffer."""
+        until = time.monotonic() + timeout
+        # A rebalance may drop partitions of the batch meanwhile.
+        while not (is_confirmed := self.offsets.are_confirmed(batch.next_offsets)) and time.monotonic() < until:
+            self._poll(POLL_S)
+        return is_confirmed
 
-        Args:
-            timeout: Seconds to serve the group.
-        """
-        running = self.owned - self._paused
-        if running:
+    def serve_group(self) -> None:
+        """Serve the consumer group without fetching, so that rebalances proceed while there is no room for messages."""
+        if not self._has_current_client():
+            return
+        if running := self.owned - self._paused:
             self._paused |= running
             self.client.pause(self._topic_partitions(running))
-        if self.offset_commits.is_waiting:
-            self.offset_commits.send_if_due(self.client)
-        self._served_at = time.monotonic()
-        record = self.client.poll(timeout)
-        if record is not None:
-            self._buffer += self._without_errors([record])
-        self._membership.raise_caught()
+        self.offsets.send_if_due(self.client)
+        self._poll(0)
 
     def serve_group_if_due(self) -> None:
         """Serve the consumer group without fetching, if it was not served for `SERVE_S`."""
-        if time.monotonic() - self._served_at > SERVE_S:
-            self.serve_group(0)
+        if time.monotonic() - self._polled_at > SERVE_S:
+            self.serve_group()
 
-    def reseek(self, taken: Mapping[int, int], first: Mapping[int, int]) -> None:
+    def drop_started(self) -> dict[int, int]:
+        """Drop the batches that are not committed. Return their first offsets, from which they are fetched again."""
+        first: dict[int, int] = {}
+        for batch in self.started:
+            for partition, offset in batch.first_offsets.items():
+                first.setdefault(partition, offset)
+            # Not where the commit was interrupted: what is to be committed stays held, and the caller releases it.
+            batch.drop({p for p, at in batch.next_offsets.items() if self.offsets.positions.get(p, -1) < at})
+        self.started.clear()
+        return first
+
+    def reseek(self, first: Mapping[int, int]) -> None:
         """
-        Seek back, so that every record that was fetched and not taken is fetched again.
+        Seek back, so that every record that was fetched and not started is fetched again.
 
         A partition from which no record was returned needs no seek. The target of each other partition is the first of
-        these that exists: its offset in *taken*, the offset to commit, its offset in *first*, the committed offset of
-        the group.
-
-        Args:
-            taken: Offset after the records that are being started, by partition.
-            first: Offset of the first record that was being started and is to be fetched again, by partition.
+        these that exists: the offset after `started`, the offset to commit, the offset in *first* (of batches that were
+        dropped), the committed offset of the group.
 
         Raises:
             KmqError: A request or a seek failed. Call this method again before the next fetch.
@@ -221,51 +203,55 @@ class Fetcher:
         self._forget(self.owned - assigned)
         self.owned |= assigned
         positions = self._call(self.client.position, self._topic_partitions(assigned))
-        read_from = {
-            each.partition for each in positions if each.offset >= 0
-        }  # at least one of its records was returned
-        targets = {**first, **self.offset_commits.positions, **taken}
+        read_from = {each.partition for each in positions if each.offset >= 0}
+        taken = {partition: offset for batch in self.started for partition, offset in batch.next_offsets.items()}
+        targets = {**first, **self.offsets.positions, **taken}
         targets.update(self._committed_offsets(read_from - targets.keys()))
         for partition in assigned & targets.keys():
             self._seek(TopicPartition(self._topic, partition, targets[partition]))
 
     def close(self, timeout: float) -> None:
+        """Give back what is started, commit, and leave the consumer group; see `Membership.leave`."""
+        self._membership.leave(timeout)
+
+    def _has_current_client(self) -> bool:
         """
-        Commit and leave the consumer group; see `Membership.leave`.
+        Replace a client that has lost its group. Its partitions count as lost.
 
-        Args:
-            timeout: Seconds to wait.
-
-        Raises:
-            KmqError: The client reported an error.
+        A client that nobody called for `max.poll.interval.ms` leaves the group. It would return the records that it has
+        fetched before it reports the loss, which may take a session.
         """
-        self._membership.leave(timeout, lambda: self.owned)
+        is_stale = time.monotonic() - self._polled_at >= self._max_poll_s
+        if not (is_stale or self._membership.is_lost):
+            return True
+        if not self._membership.replace("no call came for max.poll.interval.ms" if is_stale else NO_COORDINATOR):
+            return not is_stale
+        self._forget(set(self.owned))
+        self.client = self._membership.client
+        self._polled_at = time.monotonic()
+        return True
 
-    def _check_offsets(self) -> None:
-        """Check the committed offsets of new partitions, before the first delivery and offset commit of each."""
-        partitions, self._unchecked = self._unchecked, set()
-        if self._missing_offsets is not None:
-            self._missing_offsets.check(self.client, partitions)
+    def _poll(self, timeout: float) -> None:
+        """Serve the callbacks. A record that arrives goes to the buffer."""
+        self._polled_at = time.monotonic()
+        record = self.client.poll(timeout)
+        if record is not None:
+            self._buffer += self._without_errors([record])
+        self._membership.raise_caught()
 
     def _consume(self, max_records: int, timeout: float) -> list[KafkaMessage]:
         if self._paused:
             self.client.resume(self._topic_partitions(self._paused))
             self._paused.clear()
         waiting_count = len(self._buffer)
-        try:
-            records = self.client.consume(max_records, 0)
-            if not records and timeout > 0:
-                # With `max_records` the call would wait for a full batch until the timeout; this ends at one record.
-                records = self.client.consume(1, timeout)
-                if records and max_records > 1:
-                    # Kept in the buffer during the next call: a rebalance inside it may revoke their partition.
-                    self._buffer += self._without_errors(records)
-                    records = self.client.consume(max_records - 1, 0)
-        except KafkaException as error:
-            raise client_error(error, f"cannot receive from {self._topic}") from error
-        self._served_at = time.monotonic()
-        good = self._without_errors(records)
-        self._membership.raise_caught()
+        good = self._consume_until(max_records, 0)
+        if not good and timeout > 0:
+            # With `max_records` the call would wait for a full batch until the timeout; this ends at one record.
+            good = self._consume_until(1, timeout)
+            if good and max_records > 1:
+                # Kept in the buffer during the next call: a rebalance inside it may revoke their partition.
+                self._buffer += good
+                good = self._consume_until(max_records - 1, 0)
         if good or len(self._buffer) > waiting_count:
             failpoint("consumer.fetched")
         elif not self._buffer:
@@ -278,7 +264,7 @@ class Fetcher:
             records = self.client.consume(max_records, timeout)
         except KafkaException as error:
             raise client_error(error, f"cannot receive from {self._topic}") from error
-        self._served_at = time.monotonic()
+        self._polled_at = time.monotonic()
         good = self._without_errors(records)
         self._membership.raise_caught()
         return good
@@ -292,22 +278,6 @@ class Fetcher:
             if error is not None and error.name() not in _TRANSIENT_ERRORS:
                 self._error = client_error(error, f"cannot receive from {self._topic}")
         return [record for record in records if record.error() is None]
-
-    def _wait_for_confirmation(self) -> None:
-        """
-        Wait up to `CONFIRM_S` for the response to the first offset commit of this process, before the first delivery.
-
-        Without this wait, a message that kills its process immediately would stay uncommitted. Each next process would
-        fetch it again as a first delivery, and each ended lease would add one more redelivered copy.
-        """
-        until = time.monotonic() + CONFIRM_S
-        while not self.offset_commits.has_confirmed and time.monotonic() < until:
-            # `poll` serves the commit callback; it may also return a record.
-            record = self.client.poll(CONFIRM_POLL_S)
-            if record is not None:
-                self._buffer += self._without_errors([record])
-            self._membership.raise_caught()
-        self.offset_commits.has_confirmed = True
 
     def _seek(self, position: TopicPartition) -> None:
         try:
@@ -337,42 +307,65 @@ class Fetcher:
     def _topic_partitions(self, partitions: Collection[int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in partitions]
 
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        """Begin to read partitions. For the client, as the other callbacks."""
         self.owned.update(each.partition for each in partitions)
-        self._unchecked.update(each.partition for each in partitions)
+        self.unchecked.update(each.partition for each in partitions)
         if partitions:
             # They may have been paused when they were revoked, and librdkafka would keep them paused.
-            consumer.resume(partitions)
+            client.resume(partitions)
         self._log_rebalance("assigned", partitions)
 
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit the offsets of started messages before the next owner of the partitions reads them."""
+    def on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        """Commit what is started, before the next owner of the partitions reads their offsets, and give it back."""
         gone = {each.partition for each in partitions}
-        self.offset_commits.send_revoked(consumer, gone, self._started_positions(gone))
+        durable: list[StartedBatch] = []
+        for batch in self.started:
+            if not gone & batch.next_offsets.keys():
+                continue
+            if not batch.wait(self._start_timeout_s) or batch.error is not None:
+                break  # a later batch has higher offsets; committing those would cover this batch too
+            durable.append(batch)
+            self.offsets.positions.update({p: at for p, at in batch.next_offsets.items() if p in gone})
+        if self.offsets.send_revoked(client, gone):
+            for batch in durable:
+                batch.drop(gone, is_given_back=True)
         self._forget(gone)
         self._log_rebalance("revoked", partitions)
 
-    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def on_lost(self, _client: Consumer, partitions: list[TopicPartition]) -> None:
         """Do not commit: the partitions already have another owner."""
         self._forget({each.partition for each in partitions})
         self._log_rebalance("lost", partitions)
 
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Handle the response to a commit."""
+        self.offsets.on_commit(error, partitions)
+
+    def on_error(self, error: KafkaError) -> None:
+        """Keep an error that needs action; the next fetch raises it."""
+        if error.name() in {"_AUTHENTICATION", "_SSL", "_FATAL"}:
+            self._error = client_error(error, f"cannot receive from {self._topic}")
+
     def _forget(self, partitions: set[int]) -> None:
         self.owned -= partitions
+        self.unchecked -= partitions
+        # librdkafka keeps the pause flag of a partition across revoke and assign; `on_assign` resumes it.
         self._paused -= partitions
-        self._unchecked -= partitions
         self._buffer = [record for record in self._buffer if record.partition() not in partitions]
-        self.offset_commits.forget(partitions)
+        for batch in self.started:
+            batch.drop(partitions)
+        self.offsets.forget(partitions)
+
+    def _end_pending(self, batch: StartedBatch) -> None:
+        if batch in self.started:
+            self.started.remove(batch)
 
     def _log_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
         if not partitions:
             return
         numbers = sorted(each.partition for each in partitions)
         logger.info("partitions %s: %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.name() in {"_AUTHENTICATION", "_SSL", "_FATAL"}:
-            self._error = client_error(error, f"cannot receive from {self._topic}")
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

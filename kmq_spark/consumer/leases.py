@@ -1,12 +1,11 @@
 """
-Track the leases that this process holds, and the settled messages whose marker is not written yet.
+The leases that this process holds, and the settled messages whose marker is not written yet.
 
 Rule 1: lease times use the monotonic clock, read before the START is sent. So a lease ends locally before it ends on
 the broker.
 Rule 2: settling a message is one atomic `set.remove`. Only the thread that removes the offset has settled the message.
 The set is filled when a message is asked for. Until then the lease is *whole*: its messages can be settled together.
 Rule 3: an offset is added to an outbox after this removal. Only the marker writer's thread takes it out.
-Rule 4: no Kafka, no logging.
 
 Source: kafka-mq-go `queue/consumer.go`, which has one timer per message. Here the messages of one partition in a batch
 share a lease.
@@ -19,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +26,8 @@ from kmq_spark.core.markers import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+Item = TypeVar("Item")
 
 ENDED = float("-inf")
 """A lease end that is always in the past: this process may no longer settle the messages of the lease."""
@@ -57,36 +58,19 @@ class Outbox:
     """
     Settled messages of one queue partition whose marker is not written yet.
 
-    Attributes:
-        queue_partition: Queue partition of every offset in the outbox.
-        acked: Offsets acknowledged one by one. Separate from *others*, because nearly all messages are acknowledged.
-        acked_ranges: Offsets acknowledged together, without gaps.
-        others: Released, rejected and expired messages.
-        extended: Leases of single messages that `extend` gave another length, and whose KEEPALIVE is not written yet.
+    `acked`: one by one; separate from `others`, because nearly all messages are acknowledged. `acked_ranges`: together,
+    without gaps. `extended`: leases that `extend` gave another length.
     """
 
     __slots__ = ("acked", "acked_ranges", "extended", "others", "queue_partition", "table")
 
     def __init__(self, queue_partition: int, table: LeaseTable | None = None) -> None:
-        """Create an empty outbox."""
         self.queue_partition = queue_partition
         self.table = table
         self.acked: list[int] = []
         self.acked_ranges: list[OffsetRange] = []
         self.others: list[Settled] = []
         self.extended: list[Lease] = []
-
-    def take_acked(self) -> list[int]:
-        """Take the offsets acknowledged so far. Other threads may append at the same time; their offsets stay."""
-        taken = self.acked[:]
-        del self.acked[: len(taken)]
-        return taken
-
-    def take_acked_ranges(self) -> list[OffsetRange]:
-        """Take the ranges acknowledged so far."""
-        taken = self.acked_ranges[:]
-        del self.acked_ranges[: len(taken)]
-        return taken
 
     def ack_together(self, offsets: Sequence[int]) -> None:
         """Add acknowledged offsets, ascending, as one range if there is no gap."""
@@ -95,16 +79,11 @@ class Outbox:
         else:
             self.acked.extend(offsets)
 
-    def take_others(self) -> list[Settled]:
-        """Take the messages released, rejected and expired so far."""
-        taken = self.others[:]
-        del self.others[: len(taken)]
-        return taken
-
-    def take_extended(self) -> list[Lease]:
-        """Take the leases extended so far."""
-        taken = self.extended[:]
-        del self.extended[: len(taken)]
+    @staticmethod
+    def take(items: list[Item]) -> list[Item]:
+        """Take out what one of the lists has now. Other threads may append at the same time; their items stay."""
+        taken = items[:]
+        del items[: len(taken)]
         return taken
 
 
@@ -114,17 +93,12 @@ class Lease:
     Lease on the messages of one queue partition that were started together.
 
     Attributes:
-        outbox: Receives the settled messages of this partition.
-        delivery_count: Delivery count of every message, this delivery included.
         held: Offsets that are not settled yet; empty while the lease is whole.
         is_whole: Whether all of *offsets* are held, and none was asked for as a single message.
         renewed_at: When the START or the last KEEPALIVE was sent, monotonic seconds.
         ends_at: When the lease ends locally, monotonic seconds; `ENDED` if it has ended for another reason.
         limit_at: Keep-alive does not renew the lease beyond this time, monotonic seconds.
-        duration_s: Length of the lease after its START or a KEEPALIVE, seconds.
-        offsets: Offsets of all messages that were started with it.
-        sizes: Bytes of value, key and headers of each message.
-        byte_count: Sum of *sizes*.
+        sizes: Bytes of value, key and headers of each message; *byte_count* is their sum.
         started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 if unknown.
         end_reason: Reason why it ended; empty while it is held.
     """
@@ -180,15 +154,10 @@ class Lease:
 
     def for_one(self, message_offset: int, duration_s: float, now: float) -> Lease:
         """
-        Return a new lease of another length for one of the messages.
+        Return a new, open lease of another length for one of the messages.
 
-        Both leases hold the message until the caller removes it from this one.
-
-        Args:
-            message_offset: Offset of the message.
-            duration_s: Length of the new lease, seconds.
-            now: Begin of the new lease, monotonic seconds. Until its KEEPALIVE is durable, it ends no later than the
-                old lease.
+        Both leases hold the message until the caller removes it from this one. Until its KEEPALIVE is durable, the new
+        one ends no later than this one.
         """
         size = self.sizes[self.offsets.index(message_offset)]
         extended = Lease(
@@ -245,10 +214,9 @@ class Lease:
 
 
 class LeaseTable:
-    """The open leases and the outboxes of one consumer. Thread-safe."""
+    """The open leases and the outboxes of one consumer. Thread-safe. *now* is in monotonic seconds."""
 
     def __init__(self) -> None:
-        """Create an empty table."""
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
         self._outboxes: dict[int, Outbox] = {}
@@ -272,15 +240,15 @@ class LeaseTable:
             self._leases.update({id(lease): lease for lease in leases})
 
     def held_count(self, now: float) -> int:
-        """Return how many messages are held *now* (monotonic seconds). A lease that has ended holds no message."""
+        """Return how many messages are held. A lease that has ended holds no message."""
         return sum([lease.held_count for lease in self._held(now)])
 
     def held_bytes_bound(self, now: float) -> int:
-        """Return an upper bound of `held_bytes`, without a cost per message."""
+        """Return the bytes of all messages of the leases that hold one; `held_bytes` costs more."""
         return sum([lease.byte_count for lease in self._held(now)])
 
     def held_bytes(self, now: float) -> int:
-        """Return the bytes of the messages that are held *now* (monotonic seconds)."""
+        """Return the bytes of the held messages: values, keys and headers."""
         return sum([lease.held_bytes for lease in self._held(now)])
 
     def open_leases(self) -> list[Lease]:
@@ -292,14 +260,10 @@ class LeaseTable:
 
     def remove_ended(self, now: float) -> list[Lease]:
         """
-        Remove every lease that has ended.
+        Remove every lease that has ended, and return those that ended while messages were held.
 
-        Args:
-            now: Monotonic seconds.
-
-        Returns:
-            The leases that ended while messages were held. A later `ack` of such a message still writes its END, which
-            takes effect if the tracker has not decided the message yet.
+        A later `ack` of such a message still writes its END, which takes effect if the tracker has not decided the
+        message yet.
         """
         ended = [lease for lease in self.open_leases() if lease.ends_at < now]
         with self._lock:

@@ -1,11 +1,10 @@
 """
 Send markers, report the result of each once, and resend those that must not be lost.
 
-Rule 1: the markers of a message are written to the markers partition with the number of its queue partition.
-Rule 2: a START or a lease renewal is sent once: when it fails, it is too late to send it again.
-Rule 3: an END or a release is resent until it is durable or the consumer closes. A late marker is still useful, and the
+Rule 1: a START or a lease renewal is sent once: when it fails, it is too late to send it again.
+Rule 2: an END or a release is resent until it is durable or the consumer closes. A late marker is still useful, and the
 tracker ignores one for a message that is not in flight.
-Rule 4: after a fatal error the idempotent producer is replaced. The markers that it had not delivered count as failed.
+Rule 3: after a fatal error the idempotent producer is replaced. The markers that it had not delivered count as failed.
 
 Source: librdkafka INTRODUCTION.md, "Idempotent Producer", for what a fatal error is.
 """
@@ -62,15 +61,12 @@ class _Pending:
 
 class MarkerProducer:
     """
-    Producer of markers. Thread-safe. The thread that calls `serve` serves the delivery reports.
+    Producer of markers, each to the markers partition with the number of its queue partition. Thread-safe.
 
-    Args:
-        config: librdkafka settings of the producer.
-        topic: Markers topic.
+    The thread that calls `serve` serves the delivery reports.
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
-        """Create the client; send nothing."""
         self._config = dict(config)
         self._topic = topic
         self._producer = make_client(Producer, self._config)
@@ -86,7 +82,7 @@ class MarkerProducer:
 
     @property
     def client(self) -> Producer:
-        """The client, for metadata requests. A forked child process must not use it."""
+        """The client, for metadata requests."""
         return self._producer
 
     @property
@@ -101,13 +97,11 @@ class MarkerProducer:
 
     def send(self, marker: Marker, on_report: OnReport) -> None:
         """
-        Send a marker once.
+        Send a START or a KEEPALIVE once.
 
-        Args:
-            marker: START or KEEPALIVE.
-            on_report: Called once as `on_report(error, appended_at_ms)`, by this thread or by one that serves reports.
-                The error is None if the marker is durable. The append time is in epoch milliseconds, broker clock; 0 if
-                unknown.
+        *on_report* is called once as `on_report(error, appended_at_ms)`, by this thread or by one that serves reports.
+        The error is None if the marker is durable. The append time is in epoch milliseconds, broker clock; 0 if
+        unknown.
         """
         self._produce(_Pending(marker, on_report))
 
@@ -139,9 +133,6 @@ class MarkerProducer:
         """
         Wait until every marker of `send_until_durable` so far is durable. Another thread must serve the reports.
 
-        Args:
-            timeout: Longest wait, seconds.
-
         Raises:
             KmqError: A marker could not be written; the first such error since the last call.
             KafkaClientError: It took longer than *timeout*.
@@ -159,15 +150,7 @@ class MarkerProducer:
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
     def wait_for_reports(self, timeout: float) -> int:
-        """
-        Wait until every marker of `send_until_durable` so far is durable or has failed permanently.
-
-        Args:
-            timeout: Longest wait, seconds.
-
-        Returns:
-            Count of markers that are neither after *timeout*.
-        """
+        """Wait until each marker of `send_until_durable` so far is durable or has failed; return how many are not."""
         with self._lock:
             last = self._last_number
             self._lock.wait_for(lambda: not any(number <= last for number in self._unreported), timeout)

@@ -1,16 +1,15 @@
 """
 Write the markers of settled messages and renew the leases of held messages, in a background thread.
 
-Rule 1: acknowledgements are collected for a few milliseconds and written as one END per queue partition.
-Rule 2: releases are written as one KEEPALIVE per queue partition and delay, rejections as one END per reason,
-extensions as one KEEPALIVE per lease length.
-Rule 3: this one thread sends all renewals, releases and ENDs, so that no renewal overtakes the release of its message.
-Rule 4: while an END or a release of a queue partition is not confirmed yet, further ones are collected, unless a thread
+Rule 1: settlements are collected for a few milliseconds and written as one marker per queue partition and kind.
+Rule 2: this one thread sends all renewals, releases and ENDs, so that no renewal overtakes the release of its message.
+Rule 3: while an END or a release of a queue partition is not confirmed yet, further ones are collected, unless a thread
 waits for a flush. The broker processes a client's requests one after the other, so this costs less than a round trip.
 With five markers of a partition in flight, the limit of an idempotent producer, librdkafka's thread would use a whole
 core until the broker answers (`linger.ms=0`: `rd_kafka_toppar_producer_serve` asks to be called again at once).
 
-Source: kafka-mq-go `queue/consumer.go` writes one marker per message and waits for each, which makes it slow.
+Source: kafka-mq-go `queue/consumer.go` writes one marker per message and waits for each, which makes it slow. SQS
+`ChangeMessageVisibility`, with its bound of 12 hours, for keep-alive.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.consumer.keep_alive import Renewal, renewals
 from kmq_spark.consumer.leases import Verb
 from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
 from kmq_spark.core.ranges import cut_ranges, join_ranges
 from kmq_spark.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox, Settled
     from kmq_spark.consumer.marker_producer import MarkerProducer
@@ -51,35 +49,62 @@ EXPIRED = "expired"
 SWEEP_S = 0.1
 """Interval at which leases are checked for renewal and for their end. The shortest lease is ten times as long."""
 
+LINGER_S = 0.005
+"""Time that settled messages are collected before their marker is sent."""
+
+RENEW_AFTER = 1 / 3
+"""Share of the lease length after which a lease is renewed, so that two attempts may fail."""
+
+
+class Renewal(NamedTuple):
+    """One KEEPALIVE to write."""
+
+    queue_partition: int
+    leases: tuple[Lease, ...]
+    sent_at: float
+    duration: float
+
+    def offsets(self) -> list[int]:
+        """Return the offsets held now. If one is settled meanwhile: a KEEPALIVE after an END has no effect."""
+        return [offset for lease in self.leases for offset in lease.held_offsets()]
+
+    def durable(self, now: float) -> None:
+        """
+        Extend the leases that have not ended: the renewal counts from the time when it was sent.
+
+        The tracker may have decided the messages of the others before the renewal was written.
+        """
+        for lease in self.leases:
+            if not lease.end_reason and now <= lease.ends_at:
+                lease.ends_at = max(lease.ends_at, self.sent_at + self.duration)
+
+
+def renewals(leases: Iterable[Lease], now: float) -> Iterator[Renewal]:
+    """
+    Yield the renewals that are due, at most one per queue partition and lease length.
+
+    As soon as one lease is due, all of the same length on that queue partition are renewed. No lease is renewed beyond
+    its limit, so that a handler that hangs does not hold its message forever. A renewal that fails is tried again after
+    another third.
+    """
+    alike: dict[tuple[int, float], list[Lease]] = {}
+    for lease in leases:
+        if now + lease.duration_s <= lease.limit_at and now <= lease.ends_at:
+            alike.setdefault((lease.queue_partition, lease.duration_s), []).append(lease)
+    for (queue_partition, duration), found in alike.items():
+        if any(now - lease.renewed_at >= duration * RENEW_AFTER for lease in found):
+            for lease in found:
+                lease.renewed_at = now
+            yield Renewal(queue_partition, tuple(found), now, duration)
+
 
 class MarkerWriter:
-    """
-    The thread that writes the ENDs, releases and renewals of one consumer.
+    """The thread that writes the ENDs, releases and renewals of one consumer, and serves the reports of *producer*."""
 
-    Args:
-        producer: Sends the markers; this thread serves its delivery reports.
-        leases: The consumer's leases and outboxes.
-        consumer_id: Name of the consumer, written into every marker.
-        ack_linger_ms: Time that settled messages are collected before their marker is sent. Longer only while an
-            earlier marker of the partition is not confirmed (rule 4).
-        keep_alive: Whether to renew the leases of held messages.
-    """
-
-    def __init__(
-        self,
-        producer: MarkerProducer,
-        leases: LeaseTable,
-        *,
-        consumer_id: str,
-        ack_linger_ms: int,
-        keep_alive: bool,
-    ) -> None:
-        """Store the values; `start` starts the thread."""
+    def __init__(self, producer: MarkerProducer, leases: LeaseTable, consumer_id: str) -> None:
         self._producer = producer
         self._leases = leases
         self._consumer_id = consumer_id
-        self._ack_linger_s = ack_linger_ms / 1000
-        self._keep_alive = keep_alive
         self._swept_at = 0.0
         self._rounds = 0
         self._flushing = 0
@@ -95,9 +120,6 @@ class MarkerWriter:
         """
         Wait until the markers of all messages settled before this call are durable.
 
-        Args:
-            timeout: Longest wait, seconds.
-
         Raises:
             KmqError: A marker could not be written; the first such error since the last flush.
             KafkaClientError: It took longer than *timeout*; the markers are sent as soon as the broker is reachable.
@@ -106,19 +128,11 @@ class MarkerWriter:
         self._wait_for_round(timeout)
         self._producer.wait(max(0.0, until - time.monotonic()))
 
-    def write_out(self, timeout: float) -> bool:
-        """
-        Wait until the markers of all messages settled before this call are durable. The next `flush` raises errors.
-
-        Args:
-            timeout: Longest wait, seconds.
-
-        Returns:
-            False if it took longer than *timeout*.
-        """
+    def write_out(self, timeout: float) -> None:
+        """Wait until the markers of all messages settled so far are durable, as `flush`, which raises the errors."""
         until = time.monotonic() + timeout
         self._wait_for_round(timeout)
-        return not self._producer.wait_for_reports(max(0.0, until - time.monotonic()))
+        self._producer.wait_for_reports(max(0.0, until - time.monotonic()))
 
     def _wait_for_round(self, timeout: float) -> None:
         with self._round_done:
@@ -131,15 +145,7 @@ class MarkerWriter:
                 self._flushing -= 1
 
     def close(self, timeout: float) -> None:
-        """
-        Write the remaining markers and end the thread.
-
-        Args:
-            timeout: Seconds to wait for the last markers.
-
-        Raises:
-            KmqError: As `flush`.
-        """
+        """Write the remaining markers, as `flush`, and end the thread."""
         try:
             self.flush(timeout)
         finally:
@@ -166,14 +172,14 @@ class MarkerWriter:
             if outbox.queue_partition not in waiting:
                 self._write_settled(outbox)
             if outbox.extended:
-                self._write_extensions(outbox.queue_partition, outbox.take_extended())
+                self._write_extensions(outbox.queue_partition, outbox.take(outbox.extended))
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._sweep(now)
 
     def _serve_until_next_round(self, began_at: float) -> None:
         is_idle = not self._producer.is_waiting and not self._leases.open_leases()
-        until = began_at + (IDLE_S if is_idle else self._ack_linger_s)
+        until = began_at + (IDLE_S if is_idle else LINGER_S)
         while True:
             left = FLUSH_S if self._flushing else until - time.monotonic()
             self._producer.serve(max(POLL_UNIT_S, left))
@@ -184,10 +190,10 @@ class MarkerWriter:
         if outbox.acked or outbox.acked_ranges:
             self._write_acked(outbox)
         if outbox.others:
-            self._write_others(outbox.queue_partition, outbox.take_others())
+            self._write_others(outbox.queue_partition, outbox.take(outbox.others))
 
     def _write_acked(self, outbox: Outbox) -> None:
-        offsets, together = outbox.take_acked(), outbox.take_acked_ranges()
+        offsets, together = outbox.take(outbox.acked), outbox.take(outbox.acked_ranges)
         if offsets and together:
             offsets += [offset for first, count in together for offset in range(first, first + count)]
         markers = cut_ranges(offsets) if offsets else join_ranges(together)
@@ -245,10 +251,9 @@ class MarkerWriter:
         """Remove ended leases, and renew the leases that are due."""
         for lease in self._leases.remove_ended(now):
             _log_lost(lease)
-        if self._keep_alive:
-            for renewal in renewals(self._leases.open_leases(), now):
-                self._renew(renewal)
-                failpoint("consumer.renewal-sent")
+        for renewal in renewals(self._leases.open_leases(), now):
+            self._renew(renewal)
+            failpoint("consumer.renewal-sent")
 
     def _write_extensions(self, queue_partition: int, leases: Sequence[Lease]) -> None:
         alike: dict[float, list[Lease]] = {}
@@ -271,7 +276,7 @@ class MarkerWriter:
             if error is not None:
                 logger.warning("keep-alive failed: %s", error, extra={"action": "keep_alive_failed"})
                 if is_extension and left >= 0 and error.retriable:
-                    # Try again: with keep-alive off, nothing else would. Until then the old lease end applies.
+                    # Until then the old lease end applies.
                     self._leases.outbox(renewal.queue_partition).extended.extend(
                         [lease for lease in renewal.leases if lease.held_count and lease.ends_at > time.monotonic()]
                     )

@@ -1,75 +1,124 @@
 """
 The client of a consumer in its group: it joins, it is replaced if it has lost its group for good, and it leaves.
 
-Rule 1: a client that has found no group coordinator for `LOST_S` is replaced, if a new client reaches the broker. By
-then the group has given its partitions to other members.
-Rule 2: no callback of a replaced client runs.
-Rule 3: what may wait for a coordinator without end (`close`) runs in a thread of its own.
+Rule 1: no callback raises inside a call of librdkafka, and none of a replaced client runs; see `Callbacks`.
+Rule 2: what may wait for a coordinator without end (`close`) runs in a thread of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from kmq_spark.consumer.callbacks import Callbacks
-from kmq_spark.consumer.coordinator_contact import LOST_S, STATISTICS_MS, CoordinatorContact
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from confluent_kafka import KafkaError
+
 logger = logging.getLogger(__name__)
+
+LOST_S = 30.0
+"""Longest time without a coordinator. A client that can find it does so within `reconnect.backoff.max.ms` (10 s)."""
+
+STATISTICS_MS = 5_000
+"""Interval at which the client reports its state, `statistics.interval.ms`."""
 
 PROBE_S = 3.0
 """Longest wait of a new client for an answer of the broker, before it takes the place of one without coordinator."""
 
 LEAVE_POLL_S = 0.01
 
+NO_COORDINATOR = f"it has found no group coordinator for {LOST_S:g} s, although the broker answers"
 
-class Handlers(NamedTuple):
+
+class Member(Protocol):
+    """What the client calls, in the thread that uses it. `on_revoke` may still commit offsets; `on_lost` may not."""
+
+    owned: set[int]
+
+    def on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
+    def on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
+    def on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
+    def on_error(self, error: KafkaError) -> None: ...  # noqa: D102  # as above
+
+
+class Callbacks:
     """
-    What the client calls. All run in the thread that uses the client.
+    The callbacks of one client, wrapped so that none raises. `raise_caught` raises the last exception afterwards.
 
-    Attributes:
-        on_assign: With the client and the partitions that it gets.
-        on_revoke: With the client and the partitions that it gives back; offsets can still be committed.
-        on_lost: With the client and the partitions that another member has already.
-        on_commit: With the result of an offset commit.
-        on_error: With an error of the client.
+    If a callback raises inside `consume`, librdkafka drops a record that it has just taken from its internal queue, and
+    leaving the group never completes after that. Ctrl+C can raise KeyboardInterrupt in any callback.
     """
 
-    on_assign: Callable[..., None]
-    on_revoke: Callable[..., None]
-    on_lost: Callable[..., None]
-    on_commit: Callable[..., None]
-    on_error: Callable[..., None]
+    def __init__(self) -> None:
+        self._raised: BaseException | None = None
+        self._is_ended = False
+
+    def wrap(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """Return a callback that never raises."""
+
+        def call(*arguments: object) -> None:
+            if self._is_ended:
+                return
+            try:
+                callback(*arguments)
+            except BaseException as error:  # noqa: BLE001  # raised again by `raise_caught`
+                self._raised = error
+
+        return call
+
+    def end(self) -> None:
+        """Ignore all further calls: another client has taken the place of this one."""
+        self._is_ended = True
+
+    def raise_caught(self) -> None:
+        """Raise the exception that a callback has raised since the last call, if any."""
+        error, self._raised = self._raised, None
+        if error is not None:
+            raise error
+
+
+class CoordinatorContact:
+    """
+    Notice from a client's statistics that it has been without its group coordinator for `LOST_S`, by its own clock.
+
+    librdkafka 2.16 removes a broker that is missing in the metadata. The metadata lists no broker at all if the only
+    broker was suspended and has just resumed. The client then removes its only broker, and sometimes never connects
+    again (`rd_kafka_broker_decommission`). A new client connects at once.
+    """
+
+    def __init__(self) -> None:
+        self._away_since_us: int | None = None
+        self.is_lost = False
+
+    def observe(self, statistics: str) -> None:
+        """Take time and state of the consumer group from the statistics, a JSON object (STATISTICS.md)."""
+        report = json.loads(statistics)
+        now_us: int = report["ts"]
+        if report.get("cgrp", {}).get("state") == "up":
+            self._away_since_us = None
+        elif self._away_since_us is None:
+            self._away_since_us = now_us
+        self.is_lost = self._away_since_us is not None and now_us - self._away_since_us >= LOST_S * 1e6
 
 
 class Membership:
-    """
-    A client that has subscribed to a topic as a member of a group.
+    """A client that has subscribed to a topic as a member of a group: `client`, until `replace` makes another."""
 
-    Args:
-        config: librdkafka settings of the consumer.
-        topic: Topic.
-        handlers: What the client calls.
-
-    Attributes:
-        client: The current client.
-    """
-
-    def __init__(self, config: Mapping[str, Any], topic: str, handlers: Handlers) -> None:
-        """Create the client and subscribe."""
+    def __init__(self, config: Mapping[str, Any], topic: str, member: Member) -> None:
         self._config = {**config, "statistics.interval.ms": STATISTICS_MS}
         self._topic = topic
-        self._handlers = handlers
+        self._member = member
         self._is_static = bool(config.get("group.instance.id"))
         callbacks = Callbacks()
         self._use(self._new_client(callbacks), callbacks)
@@ -83,8 +132,12 @@ class Membership:
         """Raise the exception that a callback of the client has raised since the last call, if any."""
         self._callbacks.raise_caught()
 
-    def replace(self) -> bool:
-        """Replace the client if a new one reaches the broker; return whether it is replaced. Waits up to `PROBE_S`."""
+    def replace(self, why: str) -> bool:
+        """
+        Replace the client if a new one reaches the broker; return whether it is replaced. Waits up to `PROBE_S`.
+
+        The group gives the partitions of the old one to other members.
+        """
         callbacks = Callbacks()
         client = self._new_client(callbacks)
         try:
@@ -94,10 +147,7 @@ class Membership:
             self._contact = CoordinatorContact()
             client.close()
             return False
-        logger.warning(
-            "replacing the Kafka client of %s: it has found no group coordinator for %g s, although the broker answers",
-            self._topic, LOST_S, extra={"action": "client_replaced"},
-        )  # fmt: skip
+        logger.warning("replacing the Kafka client of %s: %s", self._topic, why, extra={"action": "client_replaced"})
         self._callbacks.end()
         threading.Thread(
             target=_end_client, args=(self.client, self._is_static), name=f"kmq-replaced-{self._topic}", daemon=True
@@ -105,26 +155,19 @@ class Membership:
         self._use(client, callbacks)
         return True
 
-    def leave(self, timeout: float, owned: Callable[[], set[int]]) -> None:
+    def leave(self, timeout: float) -> None:
         """
-        Commit and leave the consumer group, in a separate thread. After a timeout that thread continues.
+        Commit and leave the consumer group, in a separate thread. After *timeout* seconds that thread continues.
 
         With the classic protocol, no member can commit or leave while a rebalance waits for another member. If the
         calling thread also polls that other member, the two wait for each other.
-
-        Args:
-            timeout: Seconds to wait for the thread.
-            owned: Returns the partitions that are assigned.
-
-        Raises:
-            KmqError: The client reported an error.
         """
         failures: list[BaseException] = []
 
         def close() -> None:
             try:
                 # Both calls run `on_revoke`.
-                self._unsubscribe(timeout, owned)
+                self._unsubscribe(timeout)
                 self.client.close()
             except BaseException as error:  # noqa: BLE001  # raised again by the calling thread
                 failures.append(error)
@@ -148,24 +191,23 @@ class Membership:
         """Create a client that calls back through *callbacks*. It joins no group until `_use`."""
         wrap = callbacks.wrap
         ours = {
-            "error_cb": wrap(self._handlers.on_error),
-            "on_commit": wrap(self._handlers.on_commit),
+            "error_cb": wrap(self._member.on_error),
+            "on_commit": wrap(self._member.on_commit),
             "stats_cb": wrap(self._on_statistics),
         }
         return make_client(Consumer, {**self._config, **ours})
 
     def _use(self, client: Consumer, callbacks: Callbacks) -> None:
-        """Subscribe to the topic with a new client."""
         self.client, self._callbacks = client, callbacks
         self._contact = CoordinatorContact()
-        handlers = self._handlers
-        assigned, revoked, lost = map(callbacks.wrap, (handlers.on_assign, handlers.on_revoke, handlers.on_lost))
+        member = self._member
+        assigned, revoked, lost = map(callbacks.wrap, (member.on_assign, member.on_revoke, member.on_lost))
         client.subscribe([self._topic], on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def _on_statistics(self, statistics: str) -> None:
         self._contact.observe(statistics)
 
-    def _unsubscribe(self, timeout: float, owned: Callable[[], set[int]]) -> None:
+    def _unsubscribe(self, timeout: float) -> None:
         """
         Unsubscribe, and serve the events of the group until nothing is assigned.
 
@@ -179,12 +221,12 @@ class Membership:
         until = time.monotonic() + timeout
         paused: set[int] = set()
         while True:
-            if new := owned() - paused:
+            if new := self._member.owned - paused:
                 # Drops the records that are fetched. Otherwise `poll` returns each of them before the next event.
                 with contextlib.suppress(KafkaException):
                     self.client.pause([TopicPartition(self._topic, partition) for partition in new])
                 paused |= new
-            is_leaving = bool(owned()) and not self._is_static and time.monotonic() < until
+            is_leaving = bool(self._member.owned) and not self._is_static and time.monotonic() < until
             if self.client.poll(LEAVE_POLL_S if is_leaving else 0) is None and not is_leaving:
                 return
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
-from kmq_spark.core.markers import MAX_TEXT_CHARS, MessageId
+from kmq_spark.core.markers import MAX_ERROR_CHARS, MAX_TEXT_CHARS, MessageId
 from kmq_spark.errors import LeaseLostError, UsageError
 from kmq_spark.wire.headers import ORIGIN, PREFIX, expires_at_ms_of, first_sent_ms_of, place_of
 
@@ -42,7 +42,6 @@ class Message:
     __slots__ = ("_lease", "_offset", "_record", "_verb")
 
     def __init__(self, record: KafkaMessage, offset: int, lease: Lease) -> None:
-        """Keep the raw record. Key, value and headers are decoded only on access."""
         self._record = record
         self._offset = offset
         self._lease = lease
@@ -169,8 +168,8 @@ class Message:
         """
         Set a new lease length for this message, counted from now. Other messages keep their leases.
 
-        Keep-alive renews the lease with the new length, up to the consumer's `max_lease_ms`. The extension itself may
-        exceed `max_lease_ms`.
+        Keep-alive renews the lease with the new length, up to the consumer's `max_lease`. The extension itself may
+        exceed `max_lease`.
 
         Args:
             duration: Length of the lease from now, seconds or a timedelta, 1 second to 12 hours. It may be shorter
@@ -198,16 +197,15 @@ class Message:
             self._raise_settled("extend")
         lease.outbox.extended.append(extended)
 
-    def _finish(self, default: Verb, delay: float, error: str = "") -> Verb:
-        """Settle with *default*, a failure with its *error*, unless settled already. Return the verb. For `run`."""
+    def _finish(self, error: BaseException | None) -> Verb:
+        """Settle as the handler's result says, unless the handler did. Return the verb. For `run`."""
         if self._verb is None:
-            if default is Verb.ACK:
+            if error is None:
                 self.ack()
             else:
-                # The handler raised: the queue's backoff is added to the delay.
-                delay_ms = milliseconds("delay", delay)
-                self._settle(Settled(Verb.RELEASE, self._offset, delay_ms, reason=error, has_failed=True))
-        return self._verb or default
+                # The queue's backoff is added.
+                self._settle(Settled(Verb.RELEASE, self._offset, reason=error_text(error), has_failed=True))
+        return self._verb or Verb.ACK
 
     def _expire(self) -> bool:
         """End the message if it had expired at its START. Return whether it had. For the consumer."""
@@ -240,12 +238,7 @@ class Message:
             raise UsageError(message)
 
     def _enter_transaction(self) -> tuple[Lease, float]:
-        """
-        Settle the message during a commit, so that no other thread can settle it. For transactions.
-
-        Returns:
-            The lease that held it, and the earliest end of that lease, monotonic seconds.
-        """
+        """Settle the message during a commit, so that no other thread can. Return its lease, and its end by then."""
         self._check_held()
         lease = self._lease
         # Read before the removal: a renewal that is sent after the removal does not cover this message.
@@ -292,7 +285,7 @@ class Message:
         why = self._lease.end_reason or "the lease ran out"
         message = (
             f"lease of message {self.id.text} is lost: {why}; the message may be delivered again, "
-            "raise lease_ms if handlers take longer"
+            "raise the lease if handlers take longer"
         )
         raise LeaseLostError(message)
 
@@ -300,3 +293,18 @@ class Message:
         headers = self._record.headers()
         # The type stub describes headers to send. Received headers are always pairs of a name and bytes or None.
         return cast("list[tuple[str, bytes | None]]", headers or [])
+
+
+def error_text(error: BaseException) -> str:
+    """Return type and message of an exception, such as `ValueError: no such order`, as `one_line` does."""
+    name = type(error).__name__
+    try:
+        message = str(error)[:MAX_ERROR_CHARS]
+    except Exception:  # noqa: BLE001  # `__str__` of a handler's exception may raise anything
+        message = "(its message cannot be read)"
+    return one_line(f"{name}: {message}" if message else name)
+
+
+def one_line(text: str) -> str:
+    """Return text as one printable line, cut to `MAX_ERROR_CHARS`."""
+    return "".join(char if char.isprintable() else " " for char in text[:MAX_ERROR_CHARS])

@@ -3,7 +3,7 @@ Commit the offsets of a consumer group, gathered, and again after a failure.
 
 Rule 1: an offset may wait for the next commit: after a large batch up to `GATHER_COMMITS_S` from the last commit, after
 skipped records up to `COMMIT_SKIPPED_S`.
-Rule 2: all commits come from the thread that fetches, so they are in order.
+Rule 2: one thread at a time commits, so commits are in order.
 Rule 3: an offset whose commit failed is committed again, until its partition goes to another consumer.
 """
 
@@ -43,20 +43,14 @@ COMMIT_LOG_S = 10.0
 
 class OffsetCommits:
     """
-    The offsets that the group has of this consumer, and those that it does not have yet.
+    The offsets of assigned partitions that the group has of this consumer, and those that it does not have yet.
 
-    Args:
-        topic: Queue topic.
-
-    Attributes:
-        positions: Offset to commit or committed, by assigned partition.
-        has_confirmed: Whether the response to a commit of this process has arrived, or is no longer waited for.
+    `positions`: offset to commit or committed. `confirmed`: offset that the group's coordinator has confirmed.
     """
 
     def __init__(self, topic: str) -> None:
-        """Begin without offsets."""
         self.positions: dict[int, int] = {}
-        self.has_confirmed = False
+        self.confirmed: dict[int, int] = {}
         self._topic = topic
         self._uncommitted: dict[int, int] = {}
         self._commit_at = math.inf
@@ -64,30 +58,27 @@ class OffsetCommits:
         self._failed_commits = 0
         self._warning_limit = RateLimit(COMMIT_LOG_S)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether an offset waits for its commit."""
-        return bool(self._uncommitted)
-
     def add(self, positions: Mapping[int, int], within_s: float) -> None:
         """Commit offsets within so many seconds from the last commit, with the next call of `send_if_due`."""
-        self.positions.update(positions)
-        self._uncommitted.update(positions)
-        self._commit_at = min(self._commit_at, self._committed_at + within_s)
+        if positions:
+            self.positions.update(positions)
+            self._uncommitted.update(positions)
+            self._commit_at = min(self._commit_at, self._committed_at + within_s)
 
     def forget(self, partitions: Collection[int]) -> None:
         """Forget the offsets of partitions that are no longer assigned."""
         for partition in partitions:
-            self.positions.pop(partition, None)
-            self._uncommitted.pop(partition, None)
+            for offsets in (self.positions, self.confirmed, self._uncommitted):
+                offsets.pop(partition, None)
+
+    def are_confirmed(self, positions: Mapping[int, int]) -> bool:
+        """Return whether the group has these offsets, or later ones."""
+        return all(self.confirmed.get(partition, -1) >= offset for partition, offset in positions.items())
 
     def send_if_due(self, client: Consumer) -> None:
-        """Commit what waits, if one of the offsets is due."""
-        if time.monotonic() >= self._commit_at:
-            self.send(client)
-
-    def send(self, client: Consumer) -> None:
-        """Commit what waits. Do not wait for the response."""
+        """Commit what waits, if one of the offsets is due. Do not wait for the response."""
+        if time.monotonic() < self._commit_at:
+            return
         self._commit_at = math.inf
         if not self._uncommitted:
             return
@@ -99,37 +90,40 @@ class OffsetCommits:
         except KafkaException as error:
             self.on_commit(error.args[0], topic_partitions(self._topic, positions))
 
-    def send_revoked(self, client: Consumer, partitions: Collection[int], started: Mapping[int, int]) -> None:
+    def send_revoked(self, client: Consumer, partitions: Collection[int]) -> bool:
         """
-        Commit the offsets of revoked partitions and wait for the response, before their next owner reads them.
+        Commit the offsets of revoked partitions before their next owner reads them.
 
-        Args:
-            client: The client that the group takes the partitions from.
-            partitions: Revoked partitions.
-            started: Offset after the records whose STARTs have become durable and that were not added yet.
+        Returns:
+            Whether the group has them.
         """
-        self.positions.update(started)
         positions = {partition: offset for partition, offset in self.positions.items() if partition in partitions}
         if not positions:
-            return
+            return True
+        is_committed = True
         try:
             client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=False)
         except KafkaException as error:
+            is_committed = False
             self._log_failure(error.args[0].str())
         failpoint("consumer.revoked")
+        return is_committed
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Handle the response to a commit."""
-        failed = [each for each in partitions if error is not None or each.error is not None]
-        for each in failed:
-            if each.partition in self.positions:
+        reason = error
+        for each in partitions:
+            if each.partition not in self.positions:
+                continue
+            if failure := error or each.error:
+                reason = failure
                 self._uncommitted.setdefault(each.partition, self.positions[each.partition])
                 self._commit_at = min(self._commit_at, self._committed_at + COMMIT_SKIPPED_S)
-        reason = error or next((each.error for each in failed), None)
+            else:
+                self.confirmed[each.partition] = max(each.offset, self.confirmed.get(each.partition, -1))
         if reason is not None:
             self._log_failure(reason.str())
             return
-        self.has_confirmed = True
         failpoint("consumer.commit-done")
 
     def _log_failure(self, reason: str) -> None:

@@ -1,13 +1,15 @@
 """
-Track a batch of fetched records from its STARTs to their delivery reports.
+A batch of records that were fetched and started together, from its STARTs to their delivery reports.
 
 Rule 1: any thread may serve the reports. The receiving thread waits for all of them.
-Rule 2: leasing the records of one partition needs no Python code per message.
+Rule 2: the leases are open from the last report on, whether the batch is handed out or waits.
+Rule 3: leasing the records of one partition needs no Python code per message.
 """
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,59 +17,76 @@ import numpy as np
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.batch import Batch, Part
-from kmq_spark.consumer.leases import Lease
+from kmq_spark.consumer.leases import Lease, Settled, Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from kmq_spark.consumer.leases import LeaseTable
     from kmq_spark.errors import KmqError
 
+NOT_HANDED_OUT = "it was never handed out"
 
 _PARTITION, _OFFSET = KafkaMessage.partition, KafkaMessage.offset
+
+
+class Columns(NamedTuple):
+    """Records as columns: partition, offset and size of each, and the runs of records of one partition."""
+
+    records: list[KafkaMessage]
+    partitions: list[Any]
+    offsets: Sequence[int]
+    sizes: list[int]
+    runs: list[KeyRun]
+
+
+class KeyRun(NamedTuple):
+    """Consecutive records `[begin, end)` of a batch that have the same key."""
+
+    key: int
+    begin: int
+    end: int
 
 
 class StartedBatch:
     """
     Records that were fetched and started together.
 
-    Attributes:
-        content: The messages to deliver, in fetch order.
-        leases: One lease per queue partition and delivery count.
-        first_offsets: First offset by partition; the fetch position returns to it if the START fails.
-        next_offsets: Offset after the last record, by partition; the offset to commit.
-        byte_count: Bytes of the messages, see `kafka.records.sizes_of`.
-        expiring: Indices of the messages in *content* that have a TTL.
-        is_suspect: Whether the messages are suspects.
-        is_marked: Whether a marker was written for the batch. False if every record was skipped.
-        error: The error of a failed START; None if there is none.
+    `first_offsets`, `next_offsets`: the first offset, and the offset after the last, by partition. `content`: the
+    messages to hand out, under `leases`. `expiring`: indices of those with a TTL. `is_marked`: whether a marker was
+    written; False if every record was skipped. `error`: of a START that failed.
     """
 
     __slots__ = (
         "_lock",
         "_reported",
+        "_table",
         "_unreported_count",
         "byte_count",
         "content",
         "error",
         "expiring",
         "first_offsets",
+        "is_committed",
         "is_marked",
         "is_suspect",
         "leases",
         "next_offsets",
     )
 
-    def __init__(self, first_offsets: Mapping[int, int], next_offsets: Mapping[int, int]) -> None:
-        """Store the offsets that the batch covers; send nothing."""
-        self.content = Batch()
-        self.leases: list[Lease] = []
-        self.first_offsets = first_offsets
-        self.next_offsets = next_offsets
-        self.byte_count = 0
+    def __init__(self, records: Columns, content: Batch, leases: list[Lease], table: LeaseTable) -> None:
+        self.first_offsets: dict[int, int] = {}
+        self.next_offsets: dict[int, int] = {}
+        for partition, begin, end in records.runs:
+            self.first_offsets.setdefault(partition, records.offsets[begin])
+            self.next_offsets[partition] = records.offsets[end - 1] + 1
+        self.content = content
+        self.leases = leases
+        self.byte_count = sum([lease.byte_count for lease in leases])
         self.expiring: list[int] = []
-        self.is_marked = self.is_suspect = False
+        self.is_marked = self.is_suspect = self.is_committed = False
         self.error: KmqError | None = None
+        self._table = table
         self._unreported_count = 0
         self._lock = threading.Lock()
         self._reported = threading.Event()
@@ -79,111 +98,57 @@ class StartedBatch:
         if not count:
             self._reported.set()
 
-    def on_report(self, error: KmqError | None, _appended_at_ms: int = 0) -> None:
-        """Handle the delivery report of one START."""
+    def on_report_of(self, lease: Lease | None) -> Callable[[KmqError | None, int], None]:
+        """Return what takes the delivery report of a START: of messages of *lease*, or of deferred ones."""
+        return partial(self._on_report, lease)
+
+    def _on_report(self, lease: Lease | None, error: KmqError | None, appended_at_ms: int) -> None:
         with self._lock:
+            if lease is not None:
+                lease.started_at_ms = max(lease.started_at_ms, appended_at_ms)
             self._unreported_count -= 1
             self.error = self.error or error
-            if self._unreported_count == 0:
-                self._reported.set()
-
-    def on_report_of(self, lease: Lease) -> Callable[[KmqError | None, int], None]:
-        """Return the report callback of a START that covers messages of *lease*."""
-
-        def on_report(error: KmqError | None, appended_at_ms: int) -> None:
-            lease.started_at_ms = max(lease.started_at_ms, appended_at_ms)
-            self.on_report(error)
-
-        return on_report
+            if self._unreported_count:
+                return
+        if self.error is None:
+            self._table.open(self.leases)
+        self._reported.set()
 
     @property
-    def is_reported(self) -> bool:
-        """Whether the report of every START has arrived."""
-        return self._reported.is_set()
+    def waiting_count(self) -> int:
+        """Count of messages whose leases are not open yet."""
+        return 0 if self._reported.is_set() else len(self.content)
 
     def wait(self, timeout: float) -> bool:
         """Wait for the reports, at most *timeout* seconds; return False on timeout."""
         return self._reported.wait(timeout)
 
+    def drop(self, partitions: Collection[int], *, is_given_back: bool = False) -> None:
+        """
+        Forget what is of these partitions: nothing of it is handed out, committed or renewed.
+
+        Args:
+            partitions: Queue partitions.
+            is_given_back: Whether it is committed: then it is released, without counting the delivery. Otherwise it is
+                fetched again.
+        """
+        for lease in self.leases:
+            if lease.queue_partition in partitions:
+                offsets = lease.take_held()
+                lease.end(NOT_HANDED_OUT)
+                if is_given_back:
+                    lease.outbox.others.extend(
+                        [Settled(Verb.RELEASE, offset, never_handed_out=True) for offset in offsets]
+                    )
+        for partition in partitions:
+            self.first_offsets.pop(partition, None)
+            self.next_offsets.pop(partition, None)
+
     def drop_expired(self) -> None:
         """Remove and end the messages that had expired when the broker appended their START."""
-        expired = {index for index in self.expiring if self.content[index]._expire()}  # noqa: SLF001  # private to the package: not for handlers
+        expired = {index for index in self.expiring if self.content[index]._expire()}  # noqa: SLF001  # not for handlers
         if expired:
             self.content = self.content._drop(expired)  # noqa: SLF001  # as above
-
-
-class Limits(NamedTuple):
-    """
-    Limits of one consumer.
-
-    Attributes:
-        lease_s: Length of a lease, seconds.
-        max_lease_s: Longest total time that keep-alive holds a message, seconds.
-        start_timeout_s: Longest time for a START to become durable, seconds.
-        max_in_flight: Maximum number of messages held at once.
-        max_in_flight_bytes: Maximum bytes of their values, keys and headers. A single message is always allowed.
-    """
-
-    lease_s: float
-    max_lease_s: float
-    start_timeout_s: float
-    max_in_flight: int
-    max_in_flight_bytes: int
-
-
-class LeaseParameters:
-    """
-    Common parameters of leases that begin at the same time.
-
-    Args:
-        table: Provides the outboxes.
-        now: Monotonic seconds, read before the START is sent. So the lease ends locally before it ends on the broker.
-        duration_s: Length of a lease, seconds.
-        max_lease_s: Longest total time that keep-alive holds a message, seconds.
-    """
-
-    __slots__ = ("duration_s", "max_lease_s", "now", "table")
-
-    def __init__(self, table: LeaseTable, now: float, duration_s: float, max_lease_s: float) -> None:
-        """Store the values."""
-        self.table = table
-        self.now = now
-        self.duration_s = duration_s
-        self.max_lease_s = max_lease_s
-
-    def lease(self, queue_partition: int, delivery_count: int, offsets: Sequence[int], sizes: list[int]) -> Lease:
-        """Return a lease for messages of one queue partition and delivery count. It keeps both."""
-        return Lease(
-            outbox=self.table.outbox(queue_partition),
-            delivery_count=delivery_count,
-            held=set(),
-            renewed_at=self.now,
-            ends_at=self.now + self.duration_s,
-            limit_at=self.now + self.max_lease_s,
-            duration_s=self.duration_s,
-            offsets=offsets,
-            sizes=sizes,
-            byte_count=sum(sizes),
-            is_whole=True,
-        )
-
-
-class KeyRun(NamedTuple):
-    """Consecutive records `[begin, end)` of a batch that have the same key."""
-
-    key: int
-    begin: int
-    end: int
-
-
-class Columns(NamedTuple):
-    """Records as columns: partition, offset and size of each, and the runs of records of one partition."""
-
-    records: list[KafkaMessage]
-    partitions: list[Any]
-    offsets: Sequence[int]
-    sizes: list[int]
-    runs: list[KeyRun]
 
 
 def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
@@ -217,29 +182,16 @@ def runs_of(keys: Sequence[int]) -> list[KeyRun]:
     return [KeyRun(keys[begin], begin, end) for begin, end in pairwise([*begins, len(keys)])]
 
 
-def offset_bounds(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the first offset and the offset after the last, each by partition. Offsets ascend within a partition."""
-    first: dict[int, int] = {}
-    next_offsets: dict[int, int] = {}
-    for partition, begin, end in columns.runs:
-        first.setdefault(partition, columns.offsets[begin])
-        next_offsets[partition] = columns.offsets[end - 1] + 1
-    return first, next_offsets
-
-
 def create_leases(
-    columns: Columns, counts: Sequence[int] | None, parameters: LeaseParameters
+    columns: Columns, counts: Sequence[int] | None, new_lease: Callable[[int, int, Sequence[int], list[int]], Lease]
 ) -> tuple[Batch, list[Lease]]:
     """
-    Create leases for records: one per queue partition and delivery count.
+    Return the batch of messages, in fetch order, and their leases: one per queue partition and delivery count.
 
     Args:
         columns: Records to deliver.
         counts: Delivery count of each record; None if all are first deliveries.
-        parameters: Parameters of the leases.
-
-    Returns:
-        The batch of messages, in fetch order, and the leases.
+        new_lease: Makes a lease of a queue partition, a delivery count, offsets and sizes.
     """
     records, partitions, offsets, sizes, runs = columns
     if counts is not None:
@@ -247,7 +199,7 @@ def create_leases(
         runs = runs_of([(c << 16) | p for p, c in zip(partitions, counts, strict=True)])
     if len(runs) == 1:
         key = runs[0].key
-        lease = parameters.lease(key & 0xFFFF, max(1, key >> 16), offsets, sizes)
+        lease = new_lease(key & 0xFFFF, max(1, key >> 16), offsets, sizes)
         return Batch(records, offsets, [Part(lease, 0, len(records))]), [lease]
     parts: dict[int, tuple[list[int], list[int]]] = {}
     for key, begin, end in runs:
@@ -255,7 +207,7 @@ def create_leases(
         covered += offsets[begin:end]
         their_sizes += sizes[begin:end]
     leases = {
-        key: parameters.lease(key & 0xFFFF, max(1, key >> 16), covered, their_sizes)
+        key: new_lease(key & 0xFFFF, max(1, key >> 16), covered, their_sizes)
         for key, (covered, their_sizes) in parts.items()
     }
     return Batch(records, offsets, [Part(leases[key], begin, end) for key, begin, end in runs]), list(leases.values())

@@ -37,17 +37,9 @@ MAX_TRANSACTION_RECORDS = 50_000
 
 
 class KnownTopics:
-    """
-    Cache of the partition counts of result topics.
-
-    Args:
-        client: Returns a client with `list_topics`. The client may be replaced during the life of the consumer.
-        bootstrap_servers: Used only in error messages.
-        timeout: Timeout of each request, seconds.
-    """
+    """Cache of the partition counts of result topics. *client* returns a client with `list_topics`."""
 
     def __init__(self, client: Callable[[], Producer], bootstrap_servers: str, timeout: float) -> None:
-        """Start with an empty cache."""
         self._client = client
         self._bootstrap_servers = bootstrap_servers
         self._timeout = timeout

@@ -99,9 +99,9 @@ def main(results_file: str, bootstrap_servers: str, queue: str, lease_ms: str, g
     consumer = QueueConsumer(
         queue,
         bootstrap_servers=bootstrap_servers,
-        group_protocol=group_protocol,
-        lease_ms=int(lease_ms),
+        lease=int(lease_ms) / 1000,
         max_in_flight=MAX_IN_FLIGHT,
+        extra={"group.protocol": group_protocol},
     )
     consumer.run(handle, concurrency=THREADS)
 

@@ -254,50 +254,33 @@ def reader_config(
     return _with_extra(config, extra)
 
 
-GROUP_PROTOCOLS: dict[str, dict[str, Any]] = {
-    # Every broker supports it.
-    "classic": {
-        # When a consumer joins or leaves, the others keep their partitions (KIP-429).
-        "partition.assignment.strategy": "cooperative-sticky",
-        # The partitions of a killed consumer are idle for this time, and the commits of the others wait for the
-        # rebalance (the broker responds in order on each connection). The default of 45 s is longer than the default
-        # lease.
-        "session.timeout.ms": 10_000,
-        # A member learns of a rebalance from the response to its next heartbeat.
-        "heartbeat.interval.ms": 1_000,
-    },
-    # A group accepts only members of one kind. This is the default of other clients, such as kafka-mq-go's workers.
-    "eager": {
-        "partition.assignment.strategy": "range,roundrobin",
-        "session.timeout.ms": 10_000,
-        "heartbeat.interval.ms": 1_000,
-    },
-    # KIP-848, brokers from 4.0: the broker decides all of this. No commit waits for a rebalance. The partitions of a
-    # killed consumer are idle for the broker's group.consumer.session.timeout.ms, 45 s unless the operator lowers it.
-    "consumer": {"group.protocol": "consumer"},
+CLASSIC_MEMBER: dict[str, Any] = {
+    # When a consumer joins or leaves, the others keep their partitions (KIP-429).
+    "partition.assignment.strategy": "cooperative-sticky",
+    # The partitions of a killed consumer are idle for this time, and the commits of the others wait for the rebalance
+    # (the broker responds in order on each connection). The default of 45 s is longer than the default lease.
+    "session.timeout.ms": 10_000,
+    # A member learns of a rebalance from the response to its next heartbeat.
+    "heartbeat.interval.ms": 1_000,
 }
-"""Settings of each rebalance protocol."""
+"""
+Settings of a member of a classic group, which every broker supports.
+
+With `group.protocol=consumer` (KIP-848, brokers from 4.0) the broker decides all of this, and no commit waits for a
+rebalance. The partitions of a killed consumer are then idle for the broker's group.consumer.session.timeout.ms, 45 s
+unless the operator lowers it.
+"""
 
 
 def consumer_config(
-    bootstrap_servers: str,
-    group: str,
-    client_id: str = "",
-    extra: Mapping[str, str] | None = None,
-    *,
-    group_protocol: str = "classic",
+    bootstrap_servers: str, group: str, client_id: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """
-    Return the settings of a queue's consumer.
+    Return the settings of a queue's consumer. *extra* may have `MEMBER_KEYS`.
 
     Raises:
-        ConfigError: *extra* would break a guarantee, or *group_protocol* is unknown.
+        ConfigError: *extra* would break a guarantee.
     """
-    group_protocol = (extra or {}).get("group.protocol", group_protocol)
-    if group_protocol not in GROUP_PROTOCOLS:
-        allowed = " or ".join(map(repr, GROUP_PROTOCOLS))
-        message = f"group_protocol is not allowed: got {group_protocol!r}, allowed {allowed}; correct the call"
-        raise ConfigError(message)
     config = {
         **_base_of_reader(bootstrap_servers, client_id or new_client_id("consumer")),
         "group.id": group,
@@ -308,7 +291,7 @@ def consumer_config(
         # Of one partition in one response. With the default of 1 MiB, 2,000 messages of 1 KiB come from two
         # partitions, and a batch of them needs two STARTs, each a request of its own.
         "fetch.message.max.bytes": 4_194_304,
-        **GROUP_PROTOCOLS[group_protocol],
+        **({} if (extra or {}).get("group.protocol") == "consumer" else CLASSIC_MEMBER),
     }
     return _with_extra(config, extra, is_member=True)
 

@@ -1,47 +1,84 @@
-"""The metrics of one worker process: messages handed to its handlers, and messages acknowledged."""
+"""
+What the runs of this process delivered and acknowledged, in the default registry of `prometheus_client`.
+
+A program that wants to be scraped calls `prometheus_client.start_http_server`. Without the package nothing is counted
+here; with it, a message costs nothing more: the counts are read at a scrape.
+"""
 
 from __future__ import annotations
 
-import logging
+import threading
+from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kmq_spark.metrics.exposition import LOOPBACK, MetricsServer
-from kmq_spark.metrics.samples import Sample
+from kmq_spark.metrics.names import METRICS, Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-logger = logging.getLogger(__name__)
+    Reading = Callable[[], tuple[int, int]]
+
+COUNTED: tuple[Name, Name] = ("kmq_deliveries_total", "kmq_acks_total")
+
+
+class RunCollector:
+    """Collector of the counts of all runs, those that have ended included: a counter never goes back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._running: dict[int, tuple[str, Reading]] = {}
+
+    @contextmanager
+    def counting(self, queue: str, read: Reading) -> Iterator[None]:
+        """Count a run: *read* returns how many messages it has delivered, and how many were acknowledged."""
+        with self._lock:
+            self._running[id(read)] = (queue, read)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[id(read)]
+                for counter, count in zip(self._ended, read(), strict=True):
+                    counter[queue] += count
+
+    def describe(self) -> list[Any]:
+        """Return nothing: otherwise the registry would collect at the registration."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield both counters, by queue."""
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415  # optional
+
+        with self._lock:
+            totals = tuple(counter.copy() for counter in self._ended)
+            for queue, read in self._running.values():
+                for counter, count in zip(totals, read(), strict=True):
+                    counter[queue] += count
+        for name, counter in zip(COUNTED, totals, strict=True):
+            family = CounterMetricFamily(name, METRICS[name].meaning, labels=METRICS[name].labels)
+            for queue, count in counter.items():
+                family.add_metric((queue, "worker"), count)
+            yield family
+
+
+_collector: RunCollector | None = None
+_collector_lock = threading.Lock()
 
 
 @contextmanager
-def serving_worker(
-    queue: str, port: int | None, host: str | None, delivered: Callable[[], int], acked: Callable[[], int]
-) -> Iterator[MetricsServer | None]:
-    """
-    Serve the metrics of a worker for the duration of a `with` block; serve nothing if *port* is None.
-
-    Args:
-        queue: Name of the queue.
-        port: TCP port; 0 selects a free one, which is logged.
-        host: Address to listen on; None for loopback.
-        delivered: Returns the number of messages handed out so far.
-        acked: Returns how many of them were acknowledged.
-
-    Raises:
-        ConfigError: `prometheus-client` is not installed, or the server cannot listen on the port.
-    """
-    if port is None:
-        yield None
+def counting(queue: str, read: Reading) -> Iterator[None]:
+    """Count a run in the default registry; see `RunCollector.counting`."""
+    global _collector  # noqa: PLW0603  # one registry a process
+    try:
+        from prometheus_client import REGISTRY  # noqa: PLC0415  # optional
+    except ImportError:
+        yield
         return
-
-    def read() -> list[Sample]:
-        return [
-            Sample("kmq_deliveries_total", (queue, "worker"), delivered()),
-            Sample("kmq_acks_total", (queue, "worker"), acked()),
-        ]
-
-    with MetricsServer(port, host or LOOPBACK, read) as server:
-        logger.info("metrics on http://%s:%d/metrics", host or LOOPBACK, server.port, extra={"action": "metrics"})
-        yield server
+    with _collector_lock:
+        if _collector is None:
+            _collector = RunCollector()
+            REGISTRY.register(_collector)
+    with _collector.counting(queue, read):
+        yield

@@ -64,18 +64,6 @@ def forks() -> int:
     return _forks
 
 
-_fork_count = 0
-"""Forks between the first process and this one. A comparison costs a send less than `os.getpid`."""
-
-
-def _note_fork() -> None:
-    global _fork_count  # noqa: PLW0603  # one number of the process
-    _fork_count += 1
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
 class QueueProducer:
     """
     Producer of a queue. Thread-safe. Use it in a `with` block, or call `close`.
@@ -120,32 +108,8 @@ class QueueProducer:
         self._forks = _forks
         self._errors: list[KmqError] = []
         self._sent_count = 0
-        self._closed = threading.Event()
-        self._is_unusable = False
-        self._fork_count = _fork_count
-        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout)
-        self._resuming: ResumingSender | None = None
-        if producer_id is not None:
-            from kmq_spark.producer.resuming import ResumingSender  # noqa: PLC0415  # it imports half of this package
-
-            self._resuming = ResumingSender(
-                self._topics,
-                check_own_id(producer_id),
-                client_id=client_id,
-                max_message_bytes=max_message_bytes,
-                delivery_timeout_ms=delivery_timeout_ms,
-                timeout=timeout,
-                transaction_timeout_ms=transaction_timeout_ms,
-                commit_every_ms=commit_every_ms,
-                commit_every=commit_every,
-                bootstrap_servers=bootstrap_servers,
-                extra=extra,
-                metrics_port=metrics_port,
-                metrics_host=metrics_host,
-            )
-            return
-        if metrics_port is not None:
-            raise self._no_id("metrics_port")
+        self._is_closed = False
+        self._closing = threading.Event()
         self._producer = make_client(
             Producer,
             producer_config(
@@ -219,7 +183,7 @@ class QueueProducer:
             UsageError: The producer is closed or was created in another process.
         """
         # Checked inline before the call: a function call that does nothing costs a twentieth of a send.
-        if self._is_unusable or self._fork_count != _fork_count:
+        if self._is_closed or self._forks != _forks:
             self._check_usable()
         if self._errors:
             self._raise_failed()
@@ -276,24 +240,6 @@ class QueueProducer:
             self._thread.join()
             self._producer.purge()
             self._producer.flush(1.0)
-
-    def _abort(self) -> None:
-        if self._resuming is not None and not self._closed.is_set() and self._pid == os.getpid():
-            self._set_closed()
-            self._resuming.close(0.0, is_aborting=True)
-
-    def _set_closed(self) -> None:
-        self._is_unusable = True
-        self._closed.set()
-
-    def _committed_state(self, what: str) -> ProducerState:
-        if self._resuming is None:
-            raise self._no_id(what)
-        return self._resuming.state
-
-    @staticmethod
-    def _no_id(what: str) -> UsageError:
-        return UsageError(f"producer has no producer_id: got a use of {what}, which needs one; give it a producer_id")
 
     def _produce(
         self,

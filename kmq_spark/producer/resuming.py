@@ -136,12 +136,7 @@ class ResumingProducer:
         """Number of messages committed under this *producer_id*, by all processes that used it."""
         return self._life.state.sequence
 
-    @property
-    def committed(self) -> int:
-        """Messages that this life has committed."""
-        return self.state.sequence - self._first_sequence
-
-    def send(  # noqa: C901, PLR0917  # most calls need none of the branches; there is one caller
+    def send(
         self,
         value: bytes | str | None,
         *,

@@ -60,7 +60,8 @@ class Stage:
 
     def consumer(self, **options: object) -> QueueConsumer:
         """Return a consumer with a short lease and no keep-alive: what it does not settle falls due."""
-        defaults: dict[str, object] = {"lease_ms": LEASE_MS, "keep_alive": False}
+        lease = options.pop("lease", LEASE_MS / 1000)
+        defaults: dict[str, object] = {"lease": lease, "max_lease": lease}
         return QueueConsumer(self.queue, bootstrap_servers=self.bootstrap_servers, **{**defaults, **options})  # type: ignore[arg-type]
 
     @contextmanager

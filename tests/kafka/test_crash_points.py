@@ -28,7 +28,7 @@ HOLDER = """
 import sys, time
 from kmq_spark.consumer.consumer import QueueConsumer
 queue, servers, what = sys.argv[1:]
-consumer = QueueConsumer(queue, bootstrap_servers=servers, lease_ms=1_000, extra={"session.timeout.ms": "3000"})
+consumer = QueueConsumer(queue, bootstrap_servers=servers, lease=1, extra={"session.timeout.ms": "3000"})
 while not (messages := consumer.receive(3, timeout=1.0)):
     pass
 if what == "extends":
@@ -113,7 +113,7 @@ def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: 
     for value in (b"small", large):
         producer.produce(name, value, partition=0)
     producer.flush(10)
-    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
         receive_all(consumer, 2)
         time.sleep(1.5)
     command = ["-m", "kmq_spark.cli.main", "tracker", "once", name, "--bootstrap-server", bootstrap_servers]

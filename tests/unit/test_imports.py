@@ -41,5 +41,5 @@ def test_importing_every_module_changes_nothing_in_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     count, changes = json.loads(done.stdout)
-    assert count > 200
+    assert count > 150
     assert changes == []

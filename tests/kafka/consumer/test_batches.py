@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
-    from kmq_spark.consumer.worker import RunSummary
+    from kmq_spark.consumer.handling import RunSummary
 
 pytestmark = pytest.mark.kafka
 
@@ -183,11 +183,11 @@ def test_handler_that_raises_releases_what_it_has_not_settled(queue: Queue, capl
         batch[1].reject("bad")
         raise RuntimeError("no database")
 
-    summary = run(queue, handler, 4, retry_delay_ms=1_234)
+    summary = run(queue, handler, 4)
     assert (summary.acked, summary.rejected, summary.released, summary.failed) == (1, 1, 2, 1)
     assert "RuntimeError: no database" in caplog.text
     (release,) = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
-    assert (covered(release), release.redeliver_after_ms) == ([2, 3], 1_234)
+    assert (covered(release), release.redeliver_after_ms) == ([2, 3], 0)
     assert release.reason == "RuntimeError: no database"
     assert not release.never_handed_out
 
@@ -202,7 +202,7 @@ def test_failures_of_a_handler_are_released_and_the_others_acknowledged(queue: Q
             raise BatchFailed(failures)
         return failures if batch[1].value == b"b" else None
 
-    summary = run(queue, handler, 4, retry_delay_ms=0)
+    summary = run(queue, handler, 4)
     assert (summary.acked, summary.released, summary.failed) == (2, 2, int(is_raised))
     assert ends(queue) == [0, 2]
     track(queue)
@@ -219,7 +219,7 @@ def test_failures_that_cannot_be_read_acknowledge_nothing(queue: Queue, failures
             raise BatchFailed(failures)
         return failures
 
-    summary = run(queue, handler, 2, retry_delay_ms=60_000)
+    summary = run(queue, handler, 2)
     assert (summary.acked, summary.released, summary.failed) == (0, 2, 1)
     assert ends(queue) == []
 
@@ -239,7 +239,11 @@ async def handle(_batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("handler", "options", "expected"),
     [
-        (print, {"batch": 0}, "batch is out of bounds: got 0, an integer from 1 to max_in_flight, which is 1000"),
+        (
+            print,
+            {"batch": 0},
+            "batch is out of bounds: got 0; expected an integer from 1 to max_in_flight, which is 1000",
+        ),
         (print, {"batch": 1_001}, "batch is out of bounds: got 1001"),
         (print, {"batch": True}, "batch is out of bounds: got True"),
         (print, {"batch": "500"}, "batch is out of bounds: got '500'"),
@@ -270,7 +274,7 @@ def test_batch_has_no_message_of_another_logical_queue_or_that_is_delayed_or_exp
     time.sleep(0.1)
     due_at = time.monotonic() + 2.2
     found: list[bytes | None] = []
-    with consumer_of(queue, queue="emails") as consumer:
+    with consumer_of(queue, logical_queue="emails") as consumer:
         assert wait_until(lambda: _take(consumer, found) >= 10)
         assert Counter((value or b"").split(b"-")[0] for value in found) == {b"mine": 5, b"lasting": 5}
         consumer.flush()
@@ -292,7 +296,7 @@ def _take(consumer: QueueConsumer, found: list[bytes | None]) -> int:
 
 def test_slow_handler_keeps_its_batch(queue: Queue) -> None:
     queue.send(*map(str, range(20)))
-    summary = run(queue, lambda _batch: time.sleep(2.5), 20, consumer={"lease_ms": 1_000}, batch_wait=1)
+    summary = run(queue, lambda _batch: time.sleep(2.5), 20, consumer={"lease": 1}, batch_wait=1)
     assert (summary.acked, summary.lost) == (20, 0)
     assert queue.markers(MarkerType.KEEPALIVE)
     track(queue)
@@ -301,7 +305,7 @@ def test_slow_handler_keeps_its_batch(queue: Queue) -> None:
 
 def test_lease_that_is_lost_before_the_ack_is_told_and_what_was_redelivered_comes_again(queue: Queue) -> None:
     queue.send(*"abc")
-    with consumer_of(queue, keep_alive=False, lease_ms=1_000) as consumer:
+    with consumer_of(queue, max_lease=1, lease=1) as consumer:
         batch = receive(consumer, 3)
         batch.ack([0])
         consumer.flush()
@@ -314,7 +318,7 @@ def test_lease_that_is_lost_before_the_ack_is_told_and_what_was_redelivered_come
 
 def test_lease_that_a_handler_loses_is_counted(queue: Queue) -> None:
     queue.send(*"abc")
-    options = {"keep_alive": False, "lease_ms": 1_000}
+    options = {"max_lease": 1, "lease": 1}
     summary = run(queue, lambda _batch: time.sleep(1.5), 3, consumer=options, batch_wait=1)
     assert (summary.acked, summary.lost) == (0, 3)
 
@@ -348,24 +352,11 @@ def test_close_releases_what_is_left_of_a_batch(queue: Queue) -> None:
     assert drained(queue) == {b"a": 1, b"c": 1}
 
 
-def test_prefetched_messages_come_in_batches_of_the_size_that_is_asked_for(queue: Queue) -> None:
-    queue.send(*map(str, range(100)))
-    found: list[bytes | None] = []
-    with consumer_of(queue, prefetch=2) as consumer:
-        while len(found) < 100:
-            batch = consumer.receive_batch(40 if len(found) % 3 else 7, timeout=5)
-            assert len(batch) <= 40
-            found += batch.values()
-            batch.ack()
-    assert sorted(found, key=lambda value: int(value or b"")) == [str(number).encode() for number in range(100)]
-    assert ends(queue) == list(range(100))
-
-
 def test_suspect_is_in_no_batch_with_others(queue: Queue) -> None:
     """A message that was delivered twice without an answer may be what kills its process."""
     queue.send("suspect")
     for _ in range(2):
-        with consumer_of(queue, keep_alive=False, lease_ms=1_000, isolate_after=2) as consumer:
+        with consumer_of(queue, max_lease=1, lease=1, isolate_after=2) as consumer:
             batch = receive(consumer, 1)
             time.sleep(1.2)
             track(queue, max_deliveries=10)
@@ -400,7 +391,7 @@ def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, resul
 VICTIM = """
 import sys, time
 from kmq_spark import QueueConsumer
-consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease_ms=2_000)
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease=2)
 batch = consumer.receive_batch(100, timeout=30)
 batch.ack(range(10))
 consumer.flush()
@@ -423,4 +414,4 @@ def test_batch_of_a_killed_consumer_comes_again_and_what_it_acknowledged_does_no
         child.communicate()
     time.sleep(2.5)
     track(queue)
-    assert drained(queue, group_protocol="consumer") == {str(number).encode(): 1 for number in range(10, 60)}
+    assert drained(queue, extra={"group.protocol": "consumer"}) == {str(number).encode(): 1 for number in range(10, 60)}

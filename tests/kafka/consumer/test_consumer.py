@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmq_spark.consumer import marker_writer
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.errors import ConfigError, KafkaClientError, LeaseLostError, TopicError, UsageError
@@ -35,7 +36,7 @@ def test_receive_returns_at_most_what_was_asked_for_and_starts_no_more(queue: Qu
 
 def test_start_is_durable_and_position_committed_when_messages_are_handed_out(queue: Queue) -> None:
     queue.send(*"abc")
-    with consumer_of(queue, lease_ms=5_000, consumer_id="worker-7") as consumer:
+    with consumer_of(queue, lease=5, extra={"client.id": "worker-7"}) as consumer:
         receive_all(consumer, 3)
         (start,) = queue.markers()
         assert start.marker.type == MarkerType.START
@@ -51,7 +52,7 @@ def test_one_start_a_partition_and_batch_on_the_markers_partition_of_the_queue_p
     for partition in range(3):
         queue.send(*"abcd", partition=partition)
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: consumer.receive(1, 0.2) is not None and len(consumer._intake.owned) == 3)
+        assert wait_until(lambda: consumer.receive(1, 0.2) is not None and len(consumer._pipeline.owned) == 3)
         receive_all(consumer, 12 - consumer.in_flight_count)
     starts = queue.markers(MarkerType.START)
     assert all(each.marker_partition == each.marker.queue_partition for each in starts)
@@ -73,9 +74,10 @@ def test_messages_of_several_delivery_counts_get_a_start_each(queue: Queue) -> N
     assert starts == {1: [0], 2: [1, 2], 5: [3]}
 
 
-def test_acks_are_gathered_into_one_end(queue: Queue) -> None:
+def test_acks_are_gathered_into_one_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marker_writer, "LINGER_S", 0.3)
     queue.send(*"abcdef")
-    with consumer_of(queue, ack_linger_ms=300) as consumer:
+    with consumer_of(queue) as consumer:
         messages = receive_all(consumer, 6)
         for number in (5, 0, 1, 3):
             messages[number].ack()
@@ -125,7 +127,7 @@ def test_keep_alive_holds_a_message_until_its_bound_and_then_lets_go(
 ) -> None:
     """The keep-alive has a limit, so that a hanging handler cannot hold its message indefinitely."""
     queue.send("a")
-    with consumer_of(queue, lease_ms=1_000, max_lease_ms=2_500) as consumer:
+    with consumer_of(queue, lease=1, max_lease=2.5) as consumer:
         (message,) = receive_all(consumer, 1)
         assert not wait_until(lambda: consumer.in_flight_count == 0, 1.4)
         assert wait_until(lambda: consumer.in_flight_count == 0)
@@ -145,7 +147,7 @@ def test_keep_alive_holds_a_message_until_its_bound_and_then_lets_go(
 
 def test_keep_alive_covers_all_held_messages_with_one_record(queue: Queue) -> None:
     queue.send(*"abcd")
-    with consumer_of(queue, lease_ms=1_000) as consumer:
+    with consumer_of(queue, lease=1) as consumer:
         messages = receive_all(consumer, 2, max_messages=1) + receive_all(consumer, 2)
         messages[1].ack()
         assert wait_until(lambda: bool(queue.markers(MarkerType.KEEPALIVE)))
@@ -154,7 +156,7 @@ def test_keep_alive_covers_all_held_messages_with_one_record(queue: Queue) -> No
 
 def test_late_ack_without_keep_alive_raises_and_writes_the_end(queue: Queue) -> None:
     queue.send("a")
-    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
         (message,) = receive_all(consumer, 1)
         time.sleep(1.05)
         with pytest.raises(LeaseLostError, match="the lease ran out"):
@@ -179,7 +181,7 @@ def test_full_consumer_receives_nothing_until_something_is_settled(
 def test_receive_waits_for_the_first_message_alone(queue: Queue) -> None:
     """`receive` returns as soon as it has one message; it does not wait for a full batch."""
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: consumer.receive(1, timeout=0.1) == [] and bool(consumer._intake.owned))
+        assert wait_until(lambda: consumer.receive(1, timeout=0.1) == [] and bool(consumer._pipeline.owned))
         threading.Timer(0.3, queue.send, args="ab").start()
         # One that waits for a hundred outlasts the time of this test.
         assert consumer.receive(100, timeout=3_600)
@@ -209,10 +211,10 @@ def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lease_ms": 0}, "lease_ms is out of bounds: got 0, 1000 to 43200000"),
-        ({"lease_ms": 5_000, "max_lease_ms": 4_000}, "max_lease_ms is out of bounds: got 4000, 5000"),
-        ({"max_in_flight": 0}, "max_in_flight is out of bounds"),
-        ({"ack_linger_ms": -1}, "ack_linger_ms is out of bounds"),
+        ({"lease": 0}, "lease is out of bounds: got 0, 1 to 43200 seconds"),
+        ({"lease": 5, "max_lease": 4}, "max_lease is out of bounds: got 4, 5 to 43200 seconds"),
+        ({"lease": 5, "max_in_flight": 0}, "max_in_flight is out of bounds"),
+        ({"lease": 5, "isolate_after": True}, "isolate_after is out of bounds"),
         ({"extra": {"enable.auto.commit": "true"}}, "setting enable.auto.commit would break a guarantee"),
     ],
 )
@@ -228,7 +230,7 @@ def test_nothing_is_handed_out_while_the_start_cannot_be_written() -> None:
         create_queue("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
         queue = Queue("away", broker.bootstrap_servers)
         queue.send(*"abc")
-        with consumer_of(queue, lease_ms=2_000) as consumer:
+        with consumer_of(queue, lease=2) as consumer:
             (first,) = receive_all(consumer, 1)
             broker.pause()
             # What the client has in its own buffer can be fetched, but not started.

@@ -54,7 +54,7 @@ def test_held_messages_stay_held_when_their_partition_goes_to_another(make_queue
             def rebalanced() -> bool:
                 first.receive(1, 0.1)
                 second.receive(1, 0.1)
-                return len(second._intake.owned) == 1 == len(first._intake.owned)
+                return len(second._pipeline.owned) == 1 == len(first._pipeline.owned)
 
             assert wait_until(rebalanced)
             for message in messages:
@@ -112,7 +112,7 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
         for consumer in (first, second):
             for message in consumer.receive(3, 0.1):
                 message.ack()
-        return len(first._intake.owned) == 3 == len(second._intake.owned)
+        return len(first._pipeline.owned) == 3 == len(second._pipeline.owned)
 
     assert wait_until(balanced)
     third = consumer_of(queue)
@@ -120,7 +120,7 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
     def gave_up_one() -> bool:
         third.receive(1, 0.1)
         second.receive(1, 0.1)
-        return len(second._intake.owned) == 2
+        return len(second._pipeline.owned) == 2
 
     # For the third one. Then the second one joins again, and the first one would have to.
     assert wait_until(gave_up_one)
@@ -132,7 +132,7 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
     def shared() -> bool:
         first.receive(1, 0.1)
         third.receive(1, 0.1)
-        return sorted(first._intake.owned | third._intake.owned) == list(range(6))
+        return sorted(first._pipeline.owned | third._pipeline.owned) == list(range(6))
 
     assert wait_until(shared)
     first.close()

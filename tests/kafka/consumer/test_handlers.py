@@ -10,7 +10,7 @@ import pytest
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import ConfigError, UsageError
-from tests.kafka.conftest import Queue, consumer_of, covered, receive_all
+from tests.kafka.conftest import Queue, consumer_of, covered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,20 +93,3 @@ def test_handler_that_runs_a_coroutine_to_its_end_acknowledges(queue: Queue) -> 
         consumer.stop()
 
     assert consumer.run(run).acked == 1
-
-
-def test_delay_beyond_what_a_release_may_have_is_refused_before_a_handler_fails(queue: Queue) -> None:
-    with consumer_of(queue) as consumer, pytest.raises(ConfigError, match="retry_delay_ms is out of bounds"):
-        consumer.run(print, retry_delay_ms=12 * 3_600_000 + 1)
-
-
-def test_keys_and_headers_count_as_bytes_in_flight(queue: Queue) -> None:
-    queue.send(*"abc", key=b"k" * 400, headers=[("h", b"x" * 400)])
-    queue.send(*"def", key=b"k" * 800)
-    with consumer_of(queue, max_in_flight_bytes=2_000) as consumer:
-        held = receive_all(consumer, 2)
-        assert consumer.receive(10, timeout=0.3) == []
-        for message in held:
-            message.ack()
-        assert [each.value for each in receive_all(consumer, 2)] == [b"c", b"d"]
-        assert consumer.receive(10, timeout=0.3) == []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import kmq_spark
+from kmq_spark.consumer import pipeline, worker
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.core.markers import MarkerType
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
@@ -28,9 +29,9 @@ HOME = Path(kmq_spark.__file__).parent
 FILES = {
     str(HOME / f"{name}.py")
     for name in (
-        "consumer/batch", "consumer/callbacks", "consumer/fetcher", "consumer/handler_queue", "consumer/intake",
-        "consumer/leases", "consumer/message", "consumer/offsets", "consumer/receiver", "consumer/started",
-        "consumer/deferrals", "consumer/marker_producer", "consumer/admission", "consumer/suspects", "core/ranges",
+        "consumer/admission", "consumer/batch", "consumer/fetcher", "consumer/handler_queue", "consumer/history",
+        "consumer/leases", "consumer/marker_producer", "consumer/membership", "consumer/message", "consumer/offsets",
+        "consumer/pipeline", "consumer/started", "core/ranges",
     )
 }  # fmt: skip
 """Modules of receiving; the worker's are its own test's."""
@@ -89,15 +90,17 @@ def given_back(queue: Queue) -> list[int]:
     return [offset for each in releases for offset in covered(each)]
 
 
-@pytest.mark.parametrize("options", [{}, {"prefetch": 2}])
+@pytest.mark.parametrize("is_ahead", [False, True])
 def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_interrupted(
-    queue: Queue, options: dict[str, Any]
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
 ) -> None:
+    monkeypatch.setattr(pipeline, "QUICK_CALLS", 0 if is_ahead else 1_000_000)
+    monkeypatch.setattr(pipeline, "AWAY_S", 3_600.0)
     queue.send(*map(str, range(2_500)))
     received: Counter[int] = Counter()
     places: Counter[str] = Counter()
     history: dict[int, str] = {}
-    with consumer_of(queue, **options) as consumer:
+    with consumer_of(queue) as consumer:
         (kept,) = receive_all(consumer, 1)
         step, was_interrupted = 1, True
         while was_interrupted:
@@ -116,7 +119,7 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
             step += 1
         assert kept.is_held
         received.update(offsets_of([kept]))
-        assert consumer.in_flight_count == 0 or options.get("prefetch")
+        assert consumer.in_flight_count == 0 or is_ahead
     assert len(places) > 60, places
     (position,) = queue.committed().values()
     assert received.most_common(1)[0][1] == 1
@@ -134,10 +137,10 @@ def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interru
     """The group has no committed offset yet, and the consumer has not noted the first offset of the partition."""
 
     def has_fetched(frame: FrameType) -> bool:
-        return frame.f_code.co_name == "_consume" and bool(frame.f_locals.get("records"))
+        return frame.f_code.co_name == "_consume_until" and bool(frame.f_locals.get("records"))
 
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: not consumer.receive(1) and bool(consumer._intake.owned))
+        assert wait_until(lambda: not consumer.receive(1) and bool(consumer._pipeline.owned))
         queue.send(*"abc")
         with pytest.raises(KeyboardInterrupt), Interrupt(step, FILES, has_fetched):
             consumer.receive(2, timeout=COMES_S)
@@ -147,14 +150,15 @@ def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interru
 @pytest.mark.parametrize("options", [{}, {"batch": 20}])
 @pytest.mark.parametrize("step", [1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200])
 def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrupted(
-    queue: Queue, step: int, options: dict[str, Any]
+    queue: Queue, step: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second Ctrl+C interrupts the receiving thread; then another consumer takes over."""
+    monkeypatch.setattr(worker, "MAX_FETCH", 20)
     queue.send(*map(str, range(300)))
     handled: list[int] = []
 
     def has_fetched(frame: FrameType) -> bool:
-        return frame.f_code.co_name == "_consume" and bool(frame.f_locals.get("records"))
+        return frame.f_code.co_name == "_consume_until" and bool(frame.f_locals.get("records"))
 
     def handle(given: Message | Batch) -> None:
         messages = given if isinstance(given, Batch) else [given]
@@ -163,7 +167,7 @@ def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrup
     consumer = consumer_of(queue)
     interrupt = Interrupt(step, FILES | {str(HOME / "consumer" / "worker.py")}, has_fetched)
     with pytest.raises(KeyboardInterrupt), interrupt:
-        consumer.run(handle, concurrency=2, **(options or {"max_batch": 20}))
+        consumer.run(handle, concurrency=2, **options)
     handled_before = set(handled)
     with consumer_of(queue) as other:
         position = queue.committed().get(0, 0)

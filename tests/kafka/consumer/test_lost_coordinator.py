@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from faults.proxy import Proxy
-from kmq_spark.consumer import coordinator_contact, membership
+from kmq_spark.consumer import membership
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import create_queue
@@ -76,7 +76,7 @@ def test_client_without_coordinator_is_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The broker answers everything else. What is held stays held, and each message is received once."""
-    monkeypatch.setattr(coordinator_contact, "LOST_S", 2.0)
+    monkeypatch.setattr(membership, "LOST_S", 2.0)
     monkeypatch.setattr(membership, "STATISTICS_MS", 200)
 
     with consumer_of(far_queue) as consumer:
@@ -137,15 +137,15 @@ def test_client_of_a_member_counts_as_one_with_coordinator(
     """Whatever the protocol of its group: otherwise each consumer would be replaced again and again."""
     monkeypatch.setattr(membership, "STATISTICS_MS", 100)
     states: list[str] = []
-    observe = coordinator_contact.CoordinatorContact.observe
+    observe = membership.CoordinatorContact.observe
 
-    def note(contact: coordinator_contact.CoordinatorContact, statistics: str) -> None:
+    def note(contact: membership.CoordinatorContact, statistics: str) -> None:
         states.append(json.loads(statistics)["cgrp"]["state"])
         observe(contact, statistics)
 
-    monkeypatch.setattr(coordinator_contact.CoordinatorContact, "observe", note)
+    monkeypatch.setattr(membership.CoordinatorContact, "observe", note)
     queue.send("a")
-    with consumer_of(queue, group_protocol=group_protocol) as consumer:
+    with consumer_of(queue, extra={"group.protocol": group_protocol}) as consumer:
         receive_all(consumer, 1)[0].ack()
         joined = len(states)
         assert wait_until(lambda: consumer.receive(1, timeout=0.2) == [] and len(states) > joined + 10)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmq_spark.consumer import suspects
+from kmq_spark.consumer import admission
 from kmq_spark.core.markers import MarkerType
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, stopped_if_it_hangs, wait_until
 from tests.kafka.consumer.test_delivery_control_consumer import deferrals, run_program, write
@@ -42,7 +42,7 @@ def test_suspect_is_received_alone_and_nothing_is_started_until_it_is_settled(qu
 def test_suspect_is_deferred_for_a_receiver_that_holds_others_and_the_rest_goes_on(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspects, "DRAIN_S", 1.0)
+    monkeypatch.setattr(admission, "DRAIN_S", 1.0)
     write(queue, "a")
     write(queue, *["mean", "meaner"], silent_count=2, delivery_count=2)
     write(queue, "b")
@@ -54,13 +54,13 @@ def test_suspect_is_deferred_for_a_receiver_that_holds_others_and_the_rest_goes_
     starts = [each.marker for each in queue.markers(MarkerType.START) if each.marker.never_handed_out]
     assert sorted(offset for each in starts for offset in covered(each)) == [1, 2]
     assert {each.delivery_count for each in starts} == {3}
-    assert {each.redeliver_after_ms for each in starts} == {1_000 * suspects.DEFER_S}
+    assert {each.redeliver_after_ms for each in starts} == {1_000 * admission.DEFER_S}
 
 
 def test_lost_suspect_makes_room_for_others(queue: Queue) -> None:
     write(queue, "mean", silent_count=2)
     write(queue, "a")
-    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
         assert [each.value for each in receive_all(consumer, 1)] == [b"mean"]
         # One that waits for more outlasts the time of this test.
         assert [each.value for each in consumer.receive(5, timeout=3_600)] == [b"a"]
@@ -131,7 +131,7 @@ def test_suspect_that_was_acknowledged_stays_so_though_the_next_one_kills_the_pr
 
 def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any producer may send such a message: it waits while the messages behind it are handled."""
-    monkeypatch.setattr(suspects, "DRAIN_S", 1.0)
+    monkeypatch.setattr(admission, "DRAIN_S", 1.0)
     write(queue, "long")
     write(queue, "mean", silent_count=2)
     write(queue, *["good"] * 20)

@@ -25,10 +25,10 @@ def test_failed_commit_is_sent_again_on_a_partition_that_stays_quiet(queue: Queu
         receive_all(consumer, 1)[0].ack()
         assert wait_until(lambda: queue.committed() == {0: 1})
         # As where the broker had refused it: the group keeps the position before.
-        fetcher = consumer._intake._fetcher
+        fetcher = consumer._pipeline._fetcher
         fetcher.client.commit(offsets=[TopicPartition(queue.name, 0, 0)], asynchronous=False)
         refused = KafkaError(KafkaError.REBALANCE_IN_PROGRESS)
-        fetcher.offset_commits.on_commit(refused, [TopicPartition(queue.name, 0, 1)])
+        fetcher.offsets.on_commit(refused, [TopicPartition(queue.name, 0, 1)])
         assert wait_until(lambda: not consumer.receive(1) and queue.committed() == {0: 1})
 
 
@@ -46,7 +46,7 @@ class RevokesInBetween:
     def consume(self, count: int, timeout: float) -> list[Any]:
         """Read; before the read that follows the first record the group takes the partition away."""
         if self._found:
-            self._fetcher._on_revoke(self._client, [TopicPartition(self._topic, 0)])
+            self._fetcher.on_revoke(self._client, [TopicPartition(self._topic, 0)])
             return []
         if not timeout:
             return []
@@ -57,8 +57,8 @@ class RevokesInBetween:
 
 def test_record_whose_partition_is_revoked_while_more_are_read_is_not_handed_out(queue: Queue) -> None:
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: not consumer.receive(1) and bool(consumer._intake.owned))
-        fetcher: Any = consumer._intake._fetcher
+        assert wait_until(lambda: not consumer.receive(1) and bool(consumer._pipeline.owned))
+        fetcher: Any = consumer._pipeline._fetcher
         client = fetcher.client
         fetcher.client = between = RevokesInBetween(fetcher, queue.name)
         queue.send(*"ab")
@@ -84,8 +84,8 @@ def is_committed(queue: Queue, next_offset: int) -> bool:
 
 def never_due(consumer: QueueConsumer) -> Any:  # noqa: ANN401  # tests look into it
     """Return the fetcher of a consumer. It gathers offsets for an hour."""
-    fetcher: Any = consumer._intake._fetcher
-    fetcher.offset_commits._committed_at = time.monotonic() + 3_600
+    fetcher: Any = consumer._pipeline._fetcher
+    fetcher.offsets._committed_at = time.monotonic() + 3_600
     return fetcher
 
 
@@ -96,8 +96,8 @@ def test_offset_of_a_large_batch_waits_and_a_later_fetch_commits_it(queue: Queue
         fetcher = never_due(consumer)
         receive_all(consumer, 3 * GATHER_FROM - 1)
         assert queue.committed() == {0: 1}
-        assert fetcher.offset_commits._uncommitted == {0: 3 * GATHER_FROM}
-        fetcher.offset_commits._commit_at = 0.0
+        assert fetcher.offsets._uncommitted == {0: 3 * GATHER_FROM}
+        fetcher.offsets._commit_at = 0.0
         assert not consumer.receive(1, timeout=0.01)
         assert wait_until(lambda: queue.committed() == {0: 3 * GATHER_FROM})
 
@@ -118,7 +118,7 @@ def test_revoked_partition_has_its_gathered_offset_committed_and_no_older_one_fo
         receive_all(consumer, 1)
         fetcher = never_due(consumer)
         receive_all(consumer, 2)
-        assert fetcher.offset_commits._uncommitted == {0: 3}
-        fetcher._on_revoke(fetcher.client, [TopicPartition(queue.name, 0)])
+        assert fetcher.offsets._uncommitted == {0: 3}
+        fetcher.on_revoke(fetcher.client, [TopicPartition(queue.name, 0)])
         assert queue.committed() == {0: 3}
-        assert fetcher.offset_commits._uncommitted == {}
+        assert fetcher.offsets._uncommitted == {}

@@ -22,12 +22,12 @@ PROTOCOLS = ["classic", "consumer"]
 
 def fill(queue: Queue, consumer: QueueConsumer, partitions: int) -> list[Message]:
     """Let a consumer own every partition and hold all it may, until it has paused its partitions."""
-    assert wait_until(lambda: not consumer.receive(1, 0.1) and len(consumer._intake.owned) == partitions)
+    assert wait_until(lambda: not consumer.receive(1, 0.1) and len(consumer._pipeline.owned) == partitions)
     for partition in range(partitions):
         queue.send(*"ab", partition=partition)
-    messages = receive_all(consumer, consumer.max_in_flight)
+    messages = receive_all(consumer, 2)
     assert consumer.receive(1, timeout=1.5) == []
-    assert consumer._intake._fetcher._paused == set(range(partitions))
+    assert consumer._pipeline._fetcher._paused == set(range(partitions))
     return messages
 
 
@@ -42,21 +42,21 @@ def test_partition_that_was_revoked_while_the_consumer_was_full_is_read_when_it_
     make_queue: Callable[..., Queue], group_protocol: str
 ) -> None:
     queue = make_queue(partitions=2)
-    with consumer_of(queue, max_in_flight=2, group_protocol=group_protocol) as first:
+    with consumer_of(queue, max_in_flight=2, extra={"group.protocol": group_protocol}) as first:
         held = fill(queue, first, partitions=2)
-        with consumer_of(queue, group_protocol=group_protocol) as second:
+        with consumer_of(queue, extra={"group.protocol": group_protocol}) as second:
 
             def shared() -> bool:
                 first.receive(1, 1.3)
                 ack(second.receive(1, 0.1))
-                return len(first._intake.owned) == 1 == len(second._intake.owned)
+                return len(first._pipeline.owned) == 1 == len(second._pipeline.owned)
 
             assert wait_until(shared)
         ack(held)
 
         def owns_all() -> bool:
             ack(first.receive(1, 0.1))
-            return len(first._intake.owned) == 2
+            return len(first._pipeline.owned) == 2
 
         assert wait_until(owns_all)
         for partition in range(2):
@@ -80,12 +80,13 @@ def test_partition_that_was_lost_while_the_consumer_was_full_is_read_when_it_com
     """As after a SIGSTOP: the consumer is not polled for longer than max.poll.interval.ms."""
     queue = make_queue(partitions=2)
     # With KIP-848 the broker sets the session time-out, and the client refuses it.
-    extra = {"max.poll.interval.ms": "6000"} | ({} if group_protocol == "consumer" else {"session.timeout.ms": "6000"})
-    with consumer_of(queue, max_in_flight=2, extra=extra, group_protocol=group_protocol) as consumer:
+    extra = {"max.poll.interval.ms": "6000", "group.protocol": group_protocol}
+    extra |= {} if group_protocol == "consumer" else {"session.timeout.ms": "6000"}
+    with consumer_of(queue, max_in_flight=2, extra=extra) as consumer:
         held = fill(queue, consumer, partitions=2)
         time.sleep(7.5)
         # Still full: the loss is noticed while the group is served.
-        lost = wait_until(lambda: not consumer.receive(1, 1.3) and not consumer._intake.owned, 15)
+        lost = wait_until(lambda: not consumer.receive(1, 1.3) and not consumer._pipeline.owned, 15)
         ack(held)
         found: set[tuple[int, int]] = set()
 
@@ -103,15 +104,15 @@ def test_consumer_that_is_full_and_polled_for_a_short_time_at_once_lets_others_j
     make_queue: Callable[..., Queue], group_protocol: str
 ) -> None:
     queue = make_queue(partitions=2)
-    with consumer_of(queue, max_in_flight=2, group_protocol=group_protocol) as first:
-        assert wait_until(lambda: not first.receive(1, 0.1) and len(first._intake.owned) == 2)
+    with consumer_of(queue, max_in_flight=2, extra={"group.protocol": group_protocol}) as first:
+        assert wait_until(lambda: not first.receive(1, 0.1) and len(first._pipeline.owned) == 2)
         queue.send(*"ab", partition=0)
         receive_all(first, 2)
-        with consumer_of(queue, group_protocol=group_protocol) as second:
+        with consumer_of(queue, extra={"group.protocol": group_protocol}) as second:
 
             def joined() -> bool:
                 first.receive(1, timeout=0.2)
                 second.receive(1, timeout=0.1)
-                return len(second._intake.owned) == 1
+                return len(second._pipeline.owned) == 1
 
             assert wait_until(joined)

@@ -32,7 +32,7 @@ def test_results_and_ends_appear_together(make_queue: Callable[..., Queue], resu
     queue, other = make_queue(partitions=2), make_queue()
     for partition in range(2):
         queue.send("a", "b", partition=partition)
-    with consumer_of(queue, consumer_id="worker-7") as consumer:
+    with consumer_of(queue, extra={"client.id": "worker-7"}) as consumer:
         messages = receive_all(consumer, 4)
         with consumer.transaction() as tx:
             for message in messages:
@@ -75,7 +75,7 @@ def test_exception_in_the_block_writes_nothing_and_leaves_the_message_held(queue
 
 def test_message_whose_lease_ran_out_is_refused_before_anything_is_written(queue: Queue, results: Queue) -> None:
     queue.send("a", "b")
-    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
         first, second = receive_all(consumer, 2)
         with pytest.raises(LeaseLostError, match="the lease ran out"), consumer.transaction() as tx:
             tx.send(results.name, "r")
@@ -91,7 +91,7 @@ def test_lease_that_ends_while_the_results_are_sent_aborts_the_transaction(
 ) -> None:
     """The END is on the broker, but it is unknown whether it came before the deadline: the transaction is aborted."""
     queue.send("a")
-    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
         (message,) = receive_all(consumer, 1)
         slow_down(consumer, monkeypatch, 1.05)
         with pytest.raises(LeaseLostError, match="before the commit"), consumer.transaction() as tx:
@@ -105,6 +105,7 @@ def slow_down(consumer: QueueConsumer, monkeypatch: pytest.MonkeyPatch, seconds:
     """Let the consumer's transactions rest between the last delivery report and the commit."""
     with consumer.transaction() as tx:
         tx.send(consumer._topics.dead_letter_topic, "warm")
+    assert consumer._transactions is not None
     producer = consumer._transactions._producer
     assert producer is not None
     drain = producer._drain
@@ -134,7 +135,7 @@ def test_message_is_kept_alive_while_its_commit_is_under_way(
 ) -> None:
     """A commit that takes longer than the lease succeeds while the lease is renewed; the message is never released."""
     queue.send("a")
-    with consumer_of(queue, lease_ms=1_000) as consumer:
+    with consumer_of(queue, lease=1) as consumer:
         (message,) = receive_all(consumer, 1)
         slow_down(consumer, monkeypatch, 1.6)
         with consumer.transaction() as tx:
@@ -247,7 +248,7 @@ def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
     )
     assert first == second
     assert len(second) == 3
-    with consumer_of(by_transaction, queue="emails") as emails, consumer_of(by_transaction) as others:
+    with consumer_of(by_transaction, logical_queue="emails") as emails, consumer_of(by_transaction) as others:
         assert emails.receive(5, timeout=2.0) == []
         assert [each.id.message_offset for each in receive_all(others, 1)] == [2]
     # Its own instant, and the one that has passed: neither is handed out by the consumer that fetches it.

@@ -27,8 +27,8 @@ WORKER = """
 import sys
 from kmq_spark.consumer.consumer import QueueConsumer
 servers, queue, results, consumer_id = sys.argv[1:]
-consumer = QueueConsumer(queue, bootstrap_servers=servers, lease_ms=3_000, consumer_id=consumer_id,
-                         extra={"session.timeout.ms": "6000"})
+consumer = QueueConsumer(queue, bootstrap_servers=servers, lease=3,
+                         extra={"session.timeout.ms": "6000", "client.id": consumer_id})
 print("ready", flush=True)
 while True:
     for message in consumer.receive(3, timeout=0.5):

@@ -77,7 +77,7 @@ def test_settled_messages_are_collected_while_the_marker_before_is_not_confirmed
         for number in range(1, 21, 2):
             messages[number].ack()
             messages[number + 1].release()
-            # Longer than `ack_linger_ms`, the time between two rounds of the writer.
+            # Longer than `LINGER_S`, the time between two rounds of the writer.
             time.sleep(0.02)
         proxied.workers.heal()
         # Nothing is flushed: they are written by themselves.

@@ -29,15 +29,15 @@ pytestmark = pytest.mark.kafka
 
 def test_second_consumer_of_the_same_id_fences_the_first(queue: Queue, results: Queue) -> None:
     queue.send("a")
-    with consumer_of(queue, consumer_id="twin") as older:
+    with consumer_of(queue, extra={"client.id": "twin"}) as older:
         (message,) = receive_all(older, 1)
         with older.transaction() as tx:
             tx.send(results.name, "older")
-        with consumer_of(queue, consumer_id="twin", consumer_group="another") as newer:
+        with consumer_of(queue, extra={"client.id": "twin", "group.id": "another"}) as newer:
             with newer.transaction() as tx:
                 tx.send(results.name, "newer")
             for _ in range(2):
-                with pytest.raises(FencedError, match="another consumer with this consumer_id has fenced it"):
+                with pytest.raises(FencedError, match=r"another consumer with this client\.id has fenced it"):
                     with older.transaction() as tx:  # the error comes at its end
                         tx.send(results.name, "zombie")
                         tx.ack(message)
@@ -74,7 +74,7 @@ def test_commit_with_an_unknown_outcome_lets_the_messages_go(
 ) -> None:
     """The messages are neither renewed nor released: the log decides what the tracker redelivers."""
     queue.send("a")
-    with consumer_of(queue, lease_ms=1_000) as consumer:
+    with consumer_of(queue, lease=1) as consumer:
         (message,) = receive_all(consumer, 1)
         break_commit(consumer, monkeypatch, is_written=True)
         monkeypatch.setattr("kmq_spark.consumer.commit.is_committed", fail)
@@ -105,6 +105,7 @@ def break_commit(consumer: QueueConsumer, monkeypatch: pytest.MonkeyPatch, *, is
     """Let the next commit end without an answer, after or before it reached the broker."""
     with consumer.transaction() as tx:
         tx.send(consumer._topics.dead_letter_topic, "warm")
+    assert consumer._transactions is not None
     producer = consumer._transactions._producer
     assert producer is not None
     monkeypatch.setattr(producer, "_producer", Unanswered(producer.client, is_written=is_written))

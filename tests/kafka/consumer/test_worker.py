@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmq_spark.consumer import worker
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.errors import ConfigError, KafkaClientError
@@ -20,8 +21,8 @@ from tests.limits import COMES_S, ENDS_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kmq_spark.consumer.handling import RunSummary
     from kmq_spark.consumer.message import Message
-    from kmq_spark.consumer.worker import RunSummary
 
 pytestmark = pytest.mark.kafka
 
@@ -72,30 +73,31 @@ def test_handler_that_raises_is_logged_and_its_message_released_later(
         if message.value == b"a":
             raise RuntimeError("no database")
 
-    summary = run(queue, handler, 2, concurrency=1, retry_delay_ms=1_234)
+    summary = run(queue, handler, 2, concurrency=1)
     assert (summary.acked, summary.released, summary.failed) == (1, 1, 1)
     assert "RuntimeError: no database" in caplog.text
     (release,) = queue.markers(MarkerType.KEEPALIVE)
-    assert (covered(release.marker), release.marker.redeliver_after_ms) == ([0], 1_234)
+    assert (covered(release.marker), release.marker.redeliver_after_ms) == ([0], 0)
     assert not release.marker.never_handed_out
 
 
-def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue) -> None:
+def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example while a host name cannot be resolved: messages that were started before are handed out."""
+    monkeypatch.setattr(worker, "MAX_FETCH", 20)
     queue.send(*map(str, range(1_000)))
     # A lease that outlasts the test: what was dropped would come again after it.
-    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, lease_ms=3_600_000)
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, lease=3600)
     seen: list[int] = []
 
     def handler(message: Message) -> None:
         seen.append(message.id.message_offset)
         if len(seen) % 100 == 50:
-            consumer._intake._fetcher._error = KafkaClientError("no such host", code="_RESOLVE", retriable=True)
+            consumer._pipeline._fetcher._error = KafkaClientError("no such host", code="_RESOLVE", retriable=True)
         if len(seen) == 1_000:
             consumer.stop()
 
     with stopped_if_it_hangs(consumer):
-        summary = consumer.run(handler, concurrency=1, max_batch=20)
+        summary = consumer.run(handler, concurrency=1)
     assert sorted(seen) == list(range(1_000))
     assert summary.acked == 1_000
 
@@ -141,7 +143,7 @@ def test_slow_handlers_leave_messages_to_other_consumers(queue: Queue) -> None:
 def test_handler_that_outlasts_the_drain_loses_its_message(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.send("a")
     go_on = threading.Event()
-    summary = run(queue, lambda _message: go_on.wait(COMES_S), 1, concurrency=1, drain_timeout_ms=200)
+    summary = run(queue, lambda _message: go_on.wait(COMES_S), 1, concurrency=1, drain_timeout=0.2)
     assert "1 handler(s) still running 0.2 s after the stop" in caplog.text
     assert summary.acked == 0
     (release,) = queue.markers(MarkerType.KEEPALIVE)
@@ -156,13 +158,11 @@ def test_system_exit_of_a_handler_ends_the_run(queue: Queue) -> None:
     assert len(queue.markers(MarkerType.KEEPALIVE)) == 1
 
 
-@pytest.mark.parametrize(
-    "options", [{"concurrency": 0}, {"retry_delay_ms": -1}, {"drain_timeout_ms": -1}, {"max_batch": 0}]
-)
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"drain_timeout": -1}])
 def test_value_out_of_bounds_is_refused(queue: Queue, options: dict[str, Any]) -> None:
     with (
         QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers) as consumer,
-        pytest.raises(ConfigError, match=f"{next(iter(options))} is smaller than allowed"),
+        pytest.raises(ConfigError, match=f"{next(iter(options))} is out of bounds"),
     ):
         consumer.run(print, **options)
 

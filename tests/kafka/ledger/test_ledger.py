@@ -65,7 +65,7 @@ def kmq(*arguments: str, folder: Path | None = None, **environment: str) -> subp
 def work_through(stage: Stage) -> None:
     """Sixty messages: most are acknowledged, some rejected, some given back, some left until their lease runs out."""
     stage.send(*[f"m{number}" for number in range(60)])
-    with stage.tracking(), stage.consumer(lease_ms=1_000) as consumer:
+    with stage.tracking(), stage.consumer(lease=1) as consumer:
         first = receive_all(consumer, 60)
         for number, message in enumerate(first):
             if number % 10 == 0:

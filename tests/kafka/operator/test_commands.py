@@ -93,7 +93,7 @@ def test_describe_returns_the_layout_as_data(queue: Queue) -> None:
 
 def test_peek_shows_what_is_held_and_what_is_ready_escaped_and_takes_nothing(queue: Queue) -> None:
     queue.send("held", "\x1b[31mred\nline", key="k\x07")
-    with consumer_of(queue, consumer_id="worker-7") as consumer:
+    with consumer_of(queue, extra={"client.id": "worker-7"}) as consumer:
         (message,) = receive_all(consumer, 1)
         wait_until(lambda: queue.committed() == {0: 1})
         shown = kmq(queue.bootstrap_servers, "queue", "peek", queue.name)
@@ -238,7 +238,7 @@ def test_doctor_finds_messages_that_no_tracker_redelivers(queue: Queue, monkeypa
     """A consumer died and no tracker runs; the first two findings say so."""
     monkeypatch.setattr("kmq_spark.inspection.findings.OVERDUE_MS", 200)
     queue.send("a", "b")
-    consumer = consumer_of(queue, lease_ms=1_000, keep_alive=False)
+    consumer = consumer_of(queue, lease=1, max_lease=1)
     receive_all(consumer, 2)
 
     def overdue() -> list[dict[str, str]]:

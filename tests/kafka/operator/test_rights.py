@@ -41,13 +41,11 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
         yield broker
 
 
-def consumer(
-    secured: SecuredBroker, part: str = "consumer", lease_ms: int = 30_000, queue: str = QUEUE
-) -> QueueConsumer:
+def consumer(secured: SecuredBroker, part: str = "consumer", lease: float = 30, queue: str = QUEUE) -> QueueConsumer:
     """Return a consumer that lets its leases run out."""
     return QueueConsumer(
-        queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part), lease_ms=lease_ms,
-        keep_alive=False, isolate_after=0,
+        queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part), lease=lease,
+        max_lease=lease, isolate_after=0,
     )  # fmt: skip
 
 
@@ -77,7 +75,7 @@ def test_each_part_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker
     """Send; take, acknowledge, reject, forget; redeliver; look; redrive; write the ledger."""
     send(secured, "acked", "rejected", "forgotten")
     send(secured, "later", delay=3_600)
-    with consumer(secured, lease_ms=LEASE_MS) as worker:
+    with consumer(secured, lease=LEASE_MS / 1000) as worker:
         for message in receive_all(worker, 3):
             if message.value == b"acked":
                 message.ack()

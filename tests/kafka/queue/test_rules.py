@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from kmq_spark.cli.main import app
 from kmq_spark.config import Settings, checked_queue_settings, load_settings
-from kmq_spark.configured import consumer_from
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import ConfigError
 from kmq_spark.kafka.queue_rules import read_rules, write_rules
@@ -51,7 +50,7 @@ def put(queue: Queue, expected_version: int = 0, **rules: object) -> None:
 
 def drop(queue: Queue, count: int) -> None:
     """Take messages and let their leases run out."""
-    with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
         receive_all(consumer, count)
         time.sleep(1.5 * LEASE_MS / 1000)
 
@@ -201,19 +200,15 @@ def test_create_with_other_rules_than_the_queue_has_is_refused(queue: Queue) -> 
     assert (refused.exit_code, "kmq queue alter" in refused.stderr) == (2, True)
 
 
-def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(
-    queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An explicit lease has priority; a lease in the settings is for queues without one."""
-    settings = settings_of(queue, lease_ms=40_000)
-    leases: list[int] = []
+def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(queue: Queue) -> None:
+    """An explicit lease has priority."""
+    leases: list[float] = []
     for expected_version, rules in enumerate(({"max_deliveries": 3}, {"lease_ms": 9_000})):
         put(queue, expected_version, **rules)
-        for consumer in (consumer_of(queue), consumer_of(queue, lease_ms=5_000), consumer_from(settings, queue.name)):
-            leases.append(consumer.lease_ms)
+        for consumer in (consumer_of(queue), consumer_of(queue, lease=5)):
+            leases.append(consumer._limits.lease_s)
             consumer.close()
-    assert leases == [30_000, 5_000, 40_000, 9_000, 5_000, 9_000]
-    assert "lease_ms = 40000 (queue: 9000)" in caplog.text
+    assert leases == [30, 5, 9, 5]
 
 
 def test_doctor_warns_of_settings_that_say_otherwise(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
-KILLED_LEASE_MS = 2_000
+KILLED_LEASE_S = 2
 
 HOLDER = """
 import json, sys, time
 from kmq_spark import QueueConsumer
 servers, queue, count, extend_s, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
 # The group gives up a member that was killed after six seconds, the least that a broker allows by default.
-extra = {"session.timeout.ms": "6000"}
-consumer = QueueConsumer(queue, bootstrap_servers=servers, extra=extra, consumer_id="killed", **json.loads(options))
+extra = {"session.timeout.ms": "6000", "client.id": "killed"}
+consumer = QueueConsumer(queue, bootstrap_servers=servers, extra=extra, **json.loads(options))
 held = []
 while len(held) < count:
     held += consumer.receive(100, timeout=0.5)
@@ -55,7 +55,7 @@ def holding(
     stage: Stage, count: int, extend_s: float = 0.0, **options: object
 ) -> Iterator[tuple[list[str], subprocess.Popen[bytes]]]:
     """Let a process receive *count* messages; yield what it holds, and the process, which is killed at the end."""
-    options = {"lease_ms": KILLED_LEASE_MS, **options}
+    options = {"lease": KILLED_LEASE_S, **options}
     program = [sys.executable, "-c", HOLDER, stage.bootstrap_servers, stage.queue]
     process = subprocess.Popen([*program, str(count), str(extend_s), json.dumps(options)], stdout=subprocess.PIPE)
     try:
@@ -90,7 +90,7 @@ def test_extended_message_of_a_killed_consumer_rests_until_its_own_deadline_and_
     stage.send("a long one", "b short one")
     with stage.tracking():
         # Long enough that a busy machine does not find both due at once: with 12 s that happened.
-        with holding(stage, 2, extend_s=30.0, keep_alive=False) as (held, process):
+        with holding(stage, 2, extend_s=30.0, max_lease=KILLED_LEASE_S) as (held, process):
             assert sorted(held) == ["a long one", "b short one"]
             kill(process)
         with stage.consumer() as consumer:
@@ -118,7 +118,7 @@ def test_killed_consumer_held_no_more_than_its_limit_and_the_rest_was_never_coun
             assert len(held) == 3
             kill(process)
         assert sum(started_by(stage, "killed")) == 3
-        with stage.consumer(lease_ms=60_000, max_in_flight=2) as consumer:
+        with stage.consumer(lease=60, max_in_flight=2) as consumer:
             deliveries: dict[bytes, int] = {}
             while len(deliveries) < len(names):
                 messages = receive_all(consumer, 1)
@@ -136,13 +136,13 @@ def test_message_of_a_killed_consumer_comes_again_to_its_logical_queue_alone(sta
         producer.send("mail", logical_queue="emails")
         producer.send("plain")
     with stage.tracking():
-        with holding(stage, 1, queue="emails") as (held, process):
+        with holding(stage, 1, logical_queue="emails") as (held, process):
             assert held == ["mail"]
             kill(process)
-        options: dict[str, Any] = {"lease_ms": 60_000}
+        options: dict[str, Any] = {"lease": 60}
         with (
-            stage.consumer(queue="emails", **options) as emails,
-            stage.consumer(queue="reports", **options) as reports,
+            stage.consumer(logical_queue="emails", **options) as emails,
+            stage.consumer(logical_queue="reports", **options) as reports,
             stage.consumer(**options) as plain,
         ):
             assert ack_all(receive_all(emails, 1)) == {b"mail": 2}
@@ -161,12 +161,12 @@ def test_killed_consumer_of_one_group_costs_another_group_nothing(stage: Stage) 
     stage.send("a", "b", "c")
     servers = stage.bootstrap_servers
     with stage.tracking() as own_tracker, stage.tracking("billing") as their_tracker:
-        with holding(stage, 3, group="billing") as (held, process):
+        with holding(stage, 3, subscription="billing") as (held, process):
             assert sorted(held) == ["a", "b", "c"]
             kill(process)
         with (
-            stage.consumer(lease_ms=60_000) as own,
-            QueueConsumer(stage.queue, group="billing", bootstrap_servers=servers, lease_ms=60_000) as theirs,
+            stage.consumer(lease=60) as own,
+            QueueConsumer(stage.queue, subscription="billing", bootstrap_servers=servers, lease=60) as theirs,
         ):
             assert ack_all(receive_all(own, 3)) == {b"a": 1, b"b": 1, b"c": 1}
             assert ack_all(receive_all(theirs, 3)) == {b"a": 2, b"b": 2, b"c": 2}
@@ -178,7 +178,7 @@ RELEASER = """
 import json, sys, time
 from kmq_spark import QueueConsumer
 extra = {"session.timeout.ms": "6000"}
-consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=20_000, extra=extra)
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease=20, extra=extra)
 held = {}
 while len(held) < 3:
     held |= {message.value: message for message in consumer.receive(3, timeout=0.5)}
@@ -199,7 +199,7 @@ def test_messages_that_a_killed_consumer_had_given_back_come_when_it_said(stage:
         assert process.stdout is not None
         assert process.stdout.readline() == b"released\n"
         kill(process)
-        with stage.consumer(lease_ms=60_000) as consumer:
+        with stage.consumer(lease=60) as consumer:
             came: list[Message] = []
             while len(came) < 3:
                 came += receive_all(consumer, 1)
@@ -219,11 +219,11 @@ FAILING = """
 import sys, time
 from kmq_spark import QueueConsumer
 extra = {"session.timeout.ms": "6000"}
-consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=15_000, extra=extra)
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease=15, extra=extra)
 def handler(message):
     time.sleep(0.2)  # so that each leaves with a marker of its own
     raise RuntimeError("no database")
-consumer.run(handler, concurrency=1, retry_delay_ms=0)
+consumer.run(handler, concurrency=1)
 """
 
 
@@ -245,7 +245,7 @@ def test_failed_message_rests_as_long_though_consumer_and_tracker_are_killed_mea
     environment = {**os.environ, "KMQ_FAILPOINT": f"{point}:{2 if point == 'tracker.committed' else 1}"}
     killed = subprocess.run(command, env=environment, timeout=ENDS_S, capture_output=True, check=False)
     assert killed.returncode == EXIT_CODE, killed.stderr[-2_000:]
-    with stage.tracking(), stage.consumer(lease_ms=60_000) as consumer:
+    with stage.tracking(), stage.consumer(lease=60) as consumer:
         again = receive_all(consumer, 3)
         assert ack_all(again) == {b"a": 2, b"b": 2, b"c": 2}
         consumer.flush()
@@ -273,7 +273,7 @@ CROWD_WORKER = """
 import json, os, sys, time
 from kmq_spark import QueueConsumer
 extra = {"session.timeout.ms": "6000"}
-consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=2_000, extra=extra)
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease=2, extra=extra)
 while not os.path.exists(sys.argv[3]):
     messages = consumer.receive(400, timeout=0.5)
     for message in messages:

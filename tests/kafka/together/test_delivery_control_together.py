@@ -45,7 +45,7 @@ def test_delayed_message_comes_and_not_before_its_time_though_its_consumer_was_k
 HOLD = """
 import json, sys, time
 from kmq_spark import QueueConsumer
-consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease_ms=2_000, group_protocol="consumer")
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease=2, extra={"group.protocol": "consumer"})
 while not (messages := consumer.receive(1, timeout=1.0)):
     pass
 # The one that is for later is deferred by now, or with the next look.
@@ -84,7 +84,7 @@ import json, os, sys, time
 from kmq_spark import QueueConsumer
 # The group gives up a member that was killed after six seconds, the least that a broker allows by default.
 extra = {"session.timeout.ms": "6000"}
-consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease_ms=2_000, extra=extra)
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease=2, extra=extra)
 while not os.path.exists(sys.argv[3]):
     messages = consumer.receive(10, timeout=0.5)
     for message in messages:
@@ -112,7 +112,7 @@ def test_redelivery_for_one_group_is_no_work_for_another(stage: Stage) -> None:
         stage.send("a", "b")
         servers = stage.bootstrap_servers
         with stage.consumer() as own, QueueConsumer(
-            stage.queue, group="billing", bootstrap_servers=servers, lease_ms=60_000
+            stage.queue, subscription="billing", bootstrap_servers=servers, lease=60
         ) as theirs:  # fmt: skip
             assert len(receive_all(own, 2)) == 2  # dropped
             for message in receive_all(theirs, 2):

@@ -116,7 +116,7 @@ def test_partitions_that_come_under_a_running_tracker_are_served(stage: Stage) -
         time.sleep(1.0)  # until every client that starts now knows
         values = [f"m{number}" for number in range(40)]
         stage.send(*values)
-        with stage.consumer(lease_ms=4_000) as consumer:
+        with stage.consumer(lease=4) as consumer:
             first = receive_all(consumer, 40)
             assert {message.id.queue_partition for message in first} == {0, 1, 2, 3}
             again = []
@@ -188,7 +188,7 @@ def test_handler_that_raises_loses_nothing(stage: Stage, caplog: pytest.LogCaptu
 
         threading.Thread(target=stop_when_dead).start()
         with caplog.at_level(logging.ERROR):
-            summary = consumer.run(handler, concurrency=1, retry_delay_ms=100)
+            summary = consumer.run(handler, concurrency=1)
     assert sorted(seen) == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
     assert (summary.acked, summary.failed) == (1, 3)
     assert "ValueError: no such account" in caplog.text

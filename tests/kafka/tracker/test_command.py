@@ -149,7 +149,7 @@ def test_tracker_that_was_killed_is_distinguished_from_one_that_idles_and_one_th
 ) -> None:
     """The heartbeat differs: `tracker status` and `doctor` end with exit code 3 once the tracker is gone."""
     queue.send("held", "held too")
-    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
         killed = start(*arguments_of(queue, tmp_path / "checkpoint"))
         killed.wait_ready()
         assert f"tracker of {queue.name} is ready: 1 partition, 0 in flight, took " in killed.errors()

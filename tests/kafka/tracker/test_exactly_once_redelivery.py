@@ -45,7 +45,7 @@ def test_message_that_was_not_acked_comes_again_with_its_bytes_and_its_count(sta
 def test_message_goes_to_dead_letter_after_max_deliveries(stage: Stage) -> None:
     """The third delivery of three is the last one."""
     stage.send("poison")
-    with stage.tracking(), stage.consumer(lease_ms=1_000) as consumer:
+    with stage.tracking(), stage.consumer(lease=1) as consumer:
         counts = [receive_all(consumer, 1)[0].delivery_count for _ in range(3)]
         assert wait_until(lambda: len(audit(stage.layout, stage.bootstrap_servers).rejected) == 1)
         assert consumer.receive(1, timeout=1.0) == []
@@ -55,7 +55,7 @@ def test_message_goes_to_dead_letter_after_max_deliveries(stage: Stage) -> None:
 def test_rejected_message_goes_to_dead_letter_at_once(stage: Stage) -> None:
     """A rejection does not wait for the deadline."""
     stage.send("bad")
-    with stage.tracking(), stage.consumer(lease_ms=60_000) as consumer:
+    with stage.tracking(), stage.consumer(lease=60) as consumer:
         receive_all(consumer, 1)[0].reject("no such account")
         consumer.flush()
         assert wait_until(lambda: len(audit(stage.layout, stage.bootstrap_servers).rejected) == 1)
@@ -98,12 +98,12 @@ def test_lost_checkpoint_neither_loses_nor_repeats(stage: Stage) -> None:
 def test_cold_start_on_finished_messages_redelivers_none(stage: Stage) -> None:
     """A new tracker that reads a long log of finished messages redelivers none, however old the leases are."""
     stage.send(*(f"m{number}" for number in range(50)))
-    with stage.consumer(lease_ms=1_000) as consumer:
+    with stage.consumer(lease=1) as consumer:
         for message in receive_all(consumer, 50):
             message.ack()
         consumer.flush()
     time.sleep(1.5)
-    with stage.tracking(), stage.consumer(lease_ms=1_000) as consumer:
+    with stage.tracking(), stage.consumer(lease=1) as consumer:
         # What is redelivered shows that the tracker has decided, in both partitions, above all that it had to read.
         stage.send(*(f"late{number}" for number in range(10)))
         again = [*receive_all(consumer, 10), *receive_all(consumer, 10, ack=True)]
@@ -159,7 +159,7 @@ import sys, time
 from kmq_spark.consumer.consumer import QueueConsumer
 # The group gives up a member that was killed after three seconds instead of ten.
 extra = {"session.timeout.ms": "3000"}
-consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=2_000, extra=extra)
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease=2, extra=extra)
 messages = []
 while len(messages) < 5:
     messages += consumer.receive(5 - len(messages), timeout=1.0)
@@ -203,7 +203,7 @@ def test_killed_consumers_messages_come_again_exactly_once(stage: Stage) -> None
 def test_available_now_run_handles_what_is_due_and_ends(stage: Stage) -> None:
     """`--trigger available-now` writes its own TICKs, redelivers due messages, and ends by itself."""
     stage.send("a")
-    with stage.consumer(lease_ms=1_000) as consumer:
+    with stage.consumer(lease=1) as consumer:
         receive_all(consumer, 1)
         time.sleep(1.2)
         tracker = QueueTracker(stage.spark, stage.queue, stage.settings(trigger="available-now"))

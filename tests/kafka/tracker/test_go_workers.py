@@ -188,8 +188,8 @@ def our_member(stage: Stage, name: str, done: set[bytes]) -> Iterator[None]:
     ended = threading.Event()
 
     def consume() -> None:
-        options = {"consumer_group": group_of(name), "group_protocol": "eager", "lease_ms": LEASE_MS}
-        with stage.consumer(**options) as consumer:
+        extra = {"group.id": group_of(name), "partition.assignment.strategy": "range,roundrobin"}
+        with stage.consumer(lease=LEASE_MS / 1000, extra=extra) as consumer:
             while not ended.is_set():
                 for message in consumer.receive(5, timeout=0.3):
                     assert message.key == name.encode()

@@ -41,7 +41,7 @@ def settings_of(queue: Queue, **tracker: object) -> Settings:
 
 def drop(queue: Queue, count: int) -> None:
     """Take messages and let their leases run out."""
-    with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
         receive_all(consumer, count)
         time.sleep(1.5 * LEASE_MS / 1000)
 
@@ -50,7 +50,7 @@ def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: 
     """After the last allowed delivery they are dead letters. Batches of three markers, so that there are several."""
     queue = make_queue(2)
     queue.send(*"abcdef")
-    with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
         for message in receive_all(consumer, 6, max_messages=1):
             if message.value in {b"a", b"c", b"e"}:
                 message.ack()
@@ -69,7 +69,7 @@ def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: 
 
 def test_message_that_is_held_is_left_alone(queue: Queue) -> None:
     queue.send("held")
-    with consumer_of(queue, lease_ms=60_000) as consumer:
+    with consumer_of(queue, lease=60) as consumer:
         receive_all(consumer, 1)[0]
         assert track_once(queue.name, settings_of(queue)).redelivered == 0
     assert seen(queue) == [b"held"]

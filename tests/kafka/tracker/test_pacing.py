@@ -105,7 +105,7 @@ def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written
     monkeypatch.setattr(pacing, "LONGEST_WATCHED_S", HOUR_S)
     monkeypatch.setattr(pacing, "QUIET_S", HOUR_S)
     stage.send("released", "rejected")
-    with busy_markers(stage), stage.tracking() as tracker, stage.consumer(lease_ms=3_600_000) as consumer:
+    with busy_markers(stage), stage.tracking() as tracker, stage.consumer(lease=3600) as consumer:
         messages = {message.value: message for message in receive_all(consumer, 2)}
         messages[b"released"].release()
         (again,) = receive_all(consumer, 1)
@@ -113,7 +113,7 @@ def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written
         messages[b"rejected"].reject("bad")
         assert wait_until(lambda: tracker.stats.dead_lettered == 1)
         stage.send("short")
-        with stage.consumer(lease_ms=1_000) as other:
+        with stage.consumer(lease=1) as other:
             again.ack()
             consumer.close()
             assert [message.value for message in receive_all(other, 1)] == [b"short"]
@@ -154,7 +154,7 @@ def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(
     monkeypatch.setattr(pacing, "LONGEST_WATCHED_S", 2 * REST_S)
     count = round(BUSY_S * 10)
     stage.send(*map(str, range(count)))
-    with stage.tracking(rest_ms=round(REST_S * 1000)) as tracker, stage.consumer(lease_ms=3_600_000) as consumer:
+    with stage.tracking(rest_ms=round(REST_S * 1000)) as tracker, stage.consumer(lease=3600) as consumer:
         (query,) = (each for each in stage.spark.streams.active if (each.name or "").endswith(stage.queue))
         until, settled = time.monotonic() + BUSY_S, 0
         pauses_s: list[float] = []

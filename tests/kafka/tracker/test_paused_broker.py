@@ -168,7 +168,7 @@ def test_redelivery_goes_on_after_a_pause_longer_than_lease_and_transaction(
     values = {b"m%d" % number for number in range(50)}
     with (
         stage.tracking(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS),
-        stage.consumer(lease_ms=10_000) as consumer,
+        stage.consumer(lease=10) as consumer,
     ):
         stage.send(*(value.decode() for value in values))
         held = receive_all(consumer, 50)

@@ -41,7 +41,7 @@ def test_markers_removed_unread_stop_the_tracker_which_says_how_to_go_on(stage: 
     """A START may have been among them. With `fail_on_removed_markers=false` the tracker continues with the rest."""
     acked(stage, "a", "b", "c")
     # A lease that outlasts all trackers, however slow the machine: only the last one has a reason to redeliver.
-    with stage.consumer(lease_ms=3_600_000) as consumer:
+    with stage.consumer(lease=3600) as consumer:
         with stage.tracking() as tracker:
             stage.send("held")
             (held,) = receive_all(consumer, 1)
@@ -75,7 +75,7 @@ def test_checkpoint_is_rebuilt_where_another_tracker_has_had_the_queue_since(
     caplog.set_level("INFO", "kmq_spark.tracker.checkpoints")
     folders = [str(tmp_path / name) for name in ("here", "there")]
     # A lease that outlasts all four trackers, however slow the machine: only the last one has a reason to redeliver.
-    with stage.consumer(lease_ms=3_600_000) as consumer:
+    with stage.consumer(lease=3600) as consumer:
         stage.send("held")
         (held,) = receive_all(consumer, 1)
         for folder in (folders[0], folders[0], folders[1]):
@@ -97,7 +97,7 @@ def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
         acked(stage, *(f"old {number}" for number in range(20)))
     make_anew(stage)
     stage.send("new")
-    with stage.consumer(lease_ms=1_000) as consumer, stage.tracking():
+    with stage.consumer(lease=1) as consumer, stage.tracking():
         receive_all(consumer, 1)
         (again,) = receive_all(consumer, 1)
         assert (again.value, again.delivery_count) == (b"new", 2)
@@ -125,7 +125,7 @@ def test_topics_made_anew_that_are_longer_than_the_old_ones_were_are_tracked_fro
     make_anew(stage)
     values = {f"held {number}".encode() for number in range(8)}
     stage.send(*(value.decode() for value in values))
-    with stage.consumer(lease_ms=1_000) as consumer:
+    with stage.consumer(lease=1) as consumer:
         held = [message for _ in values for message in receive_all(consumer, 1)]  # a START each
         assert {message.value for message in held} == values
         with stage.tracking():

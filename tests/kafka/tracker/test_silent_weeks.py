@@ -88,7 +88,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
     stage = Stage(spark, forgetful_broker.bootstrap_servers, tmp_path, f"resumed-{time.time_ns()}")
     resumed = Place(stage.bootstrap_servers, stage.layout)
     try:
-        with stage.consumer(lease_ms=10_000) as consumer, stage.tracking() as tracker:
+        with stage.consumer(lease=10) as consumer, stage.tracking() as tracker:
             stage.send("held")
             receive_all(consumer, 1)
             assert wait_until(lambda: sum(s.in_flight for s in tracker.stats.statuses.values()) == 1)
@@ -112,7 +112,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
     assert not list((tmp_path / "checkpoint").glob("*.damaged-*"))
     # Markers were removed and nothing says that a tracker had read them: refused, at the second start too.
     gone.send(b"lost")
-    with QueueConsumer(gone_name, bootstrap_servers=gone.bootstrap_servers, lease_ms=10_000) as consumer:
+    with QueueConsumer(gone_name, bootstrap_servers=gone.bootstrap_servers, lease=10) as consumer:
         receive_all(consumer, 1)
     remove_markers(gone)
     for _ in range(2):

@@ -37,7 +37,7 @@ def write(queue: Queue, *markers: Marker) -> None:
 
 def drop(queue: Queue, count: int) -> None:
     """Take messages and let their leases run out."""
-    with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
+    with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
         receive_all(consumer, count)
         time.sleep(1.5 * LEASE_MS / 1000)
 

@@ -113,7 +113,9 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path, queue: str, bootstra
 @pytest.fixture
 def consumer(queue: str, bootstrap_servers: str) -> Iterator[QueueConsumer]:
     """A consumer whose leases run out."""
-    with QueueConsumer(queue, bootstrap_servers=bootstrap_servers, lease_ms=LEASE_MS, keep_alive=False) as consumer:
+    with QueueConsumer(
+        queue, bootstrap_servers=bootstrap_servers, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000
+    ) as consumer:
         yield consumer
 
 

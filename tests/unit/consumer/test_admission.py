@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.consumer.admission import (
+    DEFER_S,
+    DRAIN_S,
     Admission,
     AdmissionPolicy,
     BatchPlan,
     Room,
+    SuspectSchedule,
     Turn,
     Verdict,
     count_that_fits,
@@ -53,7 +58,7 @@ def test_record_without_headers_of_ours_is_handed_out(headers: list[tuple[str, b
 
 
 def test_logical_queues_see_their_own_messages_alone() -> None:
-    emails, default = AdmissionPolicy(queue="emails"), AdmissionPolicy()
+    emails, default = AdmissionPolicy(logical_queue="emails"), AdmissionPolicy()
     assert admit(emails, logical_queue=b"emails").verdict is OUT
     assert admit(emails, logical_queue=b"invoices").verdict is PASS
     assert admit(default, logical_queue=b"emails").verdict is PASS
@@ -61,8 +66,8 @@ def test_logical_queues_see_their_own_messages_alone() -> None:
     assert (emails.accepts_plain_records, default.accepts_plain_records) == (False, True)
 
 
-def test_copy_for_a_group_is_passed_over_by_every_other() -> None:
-    billing, default = AdmissionPolicy(group="billing"), AdmissionPolicy()
+def test_copy_for_a_subscription_is_passed_over_by_every_other() -> None:
+    billing, default = AdmissionPolicy(subscription="billing"), AdmissionPolicy()
     assert admit(billing, subscription=b"billing").verdict is OUT
     assert admit(billing, subscription=b"audit").verdict is PASS
     assert admit(default, subscription=b"billing").verdict is PASS
@@ -181,6 +186,43 @@ def test_first_copy_is_for_every_group_and_a_later_one_for_its_own(
     found = {
         group
         for group in ("", "billing", "audit")
-        if AdmissionPolicy(group=group).admit(headers, Stamp()).verdict is not Verdict.SKIP
+        if AdmissionPolicy(subscription=group).admit(headers, Stamp()).verdict is not Verdict.SKIP
     }
     assert found == takers
+
+
+class Suspect:
+    """A message that is held until its test says otherwise."""
+
+    is_held = True
+
+
+def test_suspect_is_delivered_where_nothing_is_held_and_counts_until_it_is_settled() -> None:
+    schedule, suspect = SuspectSchedule(), Suspect()
+    taken: Any = suspect
+    assert schedule.turn(0.0, is_empty=True) is Turn.ALONE
+    schedule.took(taken)
+    assert schedule.is_held
+    suspect.is_held = False
+    assert not schedule.is_held
+
+
+def test_consumer_drains_for_a_suspect_for_a_bounded_time_and_then_defers_suspects_while_others_are_held() -> None:
+    schedule = SuspectSchedule()
+    assert schedule.turn(0.0, is_empty=False) is Turn.WAIT
+    schedule.drain(0.0)
+    schedule.drain(5.0)
+    assert schedule.is_draining(DRAIN_S - 0.1)
+    assert schedule.turn(DRAIN_S - 0.1, is_empty=False) is Turn.WAIT
+    assert not schedule.is_draining(DRAIN_S)
+    assert schedule.turn(DRAIN_S, is_empty=False) is Turn.DEFER
+    assert schedule.turn(DRAIN_S + DEFER_S - 1, is_empty=False) is Turn.DEFER
+    assert schedule.turn(DRAIN_S + DEFER_S - 1, is_empty=True) is Turn.ALONE
+    assert schedule.turn(DRAIN_S + DEFER_S, is_empty=False) is Turn.WAIT
+
+
+def test_drain_ends_with_the_batch_that_is_taken() -> None:
+    schedule = SuspectSchedule()
+    schedule.drain(0.0)
+    schedule.took(None)
+    assert not schedule.is_draining(0.0)

@@ -11,9 +11,9 @@ from confluent_kafka import Message as KafkaMessage
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kmq_spark.consumer.keep_alive import renewals
 from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox, Settled, Verb
-from kmq_spark.consumer.message import Message
+from kmq_spark.consumer.marker_writer import renewals
+from kmq_spark.consumer.message import Message, error_text
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
 from kmq_spark.core.ranges import MAX_RANGES_PER_MARKER, cut_ranges, join_ranges
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
@@ -50,7 +50,7 @@ def test_ack_settles_and_puts_the_offset_into_the_outbox() -> None:
     message.ack()
     assert message.is_settled
     assert message.settled_by == "ack"
-    assert lease.outbox.take_acked() == [7]
+    assert Outbox.take(lease.outbox.acked) == [7]
     assert lease.held == set()
 
 
@@ -58,7 +58,7 @@ def test_second_ack_is_ignored() -> None:
     message, lease = held_message()
     message.ack()
     message.ack()
-    assert lease.outbox.take_acked() == [7]
+    assert Outbox.take(lease.outbox.acked) == [7]
 
 
 def test_release_after_ack_is_an_error_that_names_both() -> None:
@@ -74,7 +74,7 @@ def test_late_ack_raises_and_is_written_all_the_same() -> None:
     lease = lease_of(7, started_at=monotonic() - 31.0)
     with pytest.raises(LeaseLostError, match="lease of message 3:7 is lost"):
         message_of(lease).ack()
-    assert lease.outbox.take_acked() == [7]
+    assert Outbox.take(lease.outbox.acked) == [7]
 
 
 def test_settling_a_message_that_the_consumer_gave_back_raises() -> None:
@@ -90,7 +90,7 @@ def test_settling_a_message_that_the_consumer_gave_back_raises() -> None:
 def test_release_takes_seconds_or_a_timedelta(delay: float | timedelta, delay_ms: int) -> None:
     message, lease = held_message()
     message.release(delay)
-    assert lease.outbox.take_others() == [Settled(Verb.RELEASE, 7, delay_ms=delay_ms)]
+    assert Outbox.take(lease.outbox.others) == [Settled(Verb.RELEASE, 7, delay_ms=delay_ms)]
 
 
 @pytest.mark.parametrize("delay", [-1, 12 * 3_600 + 1, float("nan"), float("inf")])
@@ -104,7 +104,7 @@ def test_release_refuses_a_delay_out_of_bounds_and_the_message_stays_held(delay:
 def test_long_reason_of_a_rejection_is_cut() -> None:
     message, lease = held_message()
     message.reject("x" * 5_000)
-    assert len(lease.outbox.take_others()[0].reason) == 1_000
+    assert len(Outbox.take(lease.outbox.others)[0].reason) == 1_000
 
 
 def test_own_headers_are_hidden_and_read() -> None:
@@ -126,6 +126,30 @@ def test_unreadable_origin_counts_as_absent(value: bytes | None) -> None:
     message, _ = held_message([("kmq-origin", value), ("kmq-first-sent-ms", value if value != b"1" else b"?")])
     assert message.origin == message.id == MessageId(3, 7)
     assert message.first_sent_at_ms == 1_000
+
+
+class UnreadableError(Exception):
+    """Raises when it is asked for its message."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no such order"), "ValueError: no such order"),
+        (TimeoutError(), "TimeoutError"),
+        (ValueError("a\n\x1b[31mb\u202e"), "ValueError: a  [31mb "),
+        (ValueError("x" * 10_000), "ValueError: " + "x" * 288),
+        (UnreadableError(), "UnreadableError: (its message cannot be read)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_text_is_one_printable_line_within_its_bound(error: BaseException, text: str) -> None:
+    """Whatever a handler raises."""
+    assert error_text(error) == text
 
 
 def test_held_count_and_expiry_of_the_table() -> None:

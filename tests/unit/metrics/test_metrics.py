@@ -30,7 +30,7 @@ from kmq_spark.metrics.samples import (
     queue_labels,
     samples_of,
 )
-from kmq_spark.metrics.worker import serving_worker
+from kmq_spark.metrics.worker import counting
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "conf" / "prometheus" / "kmq-alerts.yml"
@@ -156,10 +156,10 @@ def test_missing_package_is_named_with_the_way_to_install_it(monkeypatch: pytest
         MetricsServer(0, "127.0.0.1", list)
 
 
-def test_worker_without_a_port_serves_nothing_and_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_counted_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with serving_worker("orders", None, None, int, int) as server:
-        assert server is None
+    with counting("orders", lambda: (1, 1)):
+        pass
 
 
 def expressions() -> list[tuple[str, str]]:

@@ -1,0 +1,164 @@
+"""
+Where a consumer begins whose group has no committed offset: it is new, or its offsets have expired (KIP-211).
+
+Kafka deletes the offsets of a group that has had no members for `offsets.retention.minutes`, and logs nothing. The
+consumer then reads the topic from its beginning. The markers say which messages were started before: these are done, or
+the tracker has them.
+
+Rule 1: the messages of a partition are passed over up to the first one that was never started.
+Rule 2: no offset of the partition is committed before that: a consumer that begins in the middle could not tell.
+Rule 3: where the markers that would say it are removed, the consumer refuses, and names the command that decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from functools import cached_property
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kmq_spark.consumer.admission import SKIPPED, Verdict
+from kmq_spark.core.markers import MarkerType, OffsetRange
+from kmq_spark.core.ranges import join_ranges
+from kmq_spark.errors import KmqError, WireError
+from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
+from kmq_spark.kafka.settings import admin_config, make_client, reader_config
+from kmq_spark.kafka.topics import partition_count
+from kmq_spark.wire.codec import decode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from confluent_kafka import Consumer
+    from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.consumer.admission import Admission
+    from kmq_spark.kafka.queue_topics import QueueTopics
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+
+CLOCK_MARGIN_MS = 1_000
+"""A START may be so much older than its message: two brokers. Older ones are of an earlier topic of this name."""
+
+
+class History:
+    """`unproven`: partitions without a committed offset of which no message that was never started was met yet."""
+
+    def __init__(
+        self, group: str, topics: QueueTopics, bootstrap_servers: str, extra: Mapping[str, str] | None
+    ) -> None:
+        self.unproven: set[int] = set()
+        self._group = group
+        self._topics = topics
+        self._servers = bootstrap_servers
+        self._extra = extra
+        self._ends: dict[int, int] = {}
+        self._since_ms: float = float("inf")
+        self._is_complete = True
+        # What was started, by queue partition: ascending, without overlaps.
+        self._started: dict[int, list[OffsetRange]] = {}
+
+    def look(self, client: Consumer, partitions: set[int]) -> None:
+        """Find out which of the newly assigned *partitions* have no committed offset, and empty the set."""
+        self.unproven -= partitions
+        try:
+            places = [TopicPartition(self._topics.queue_topic, each) for each in sorted(partitions)]
+            committed = client.committed(places, TIMEOUT_S)
+        except KafkaException as error:
+            raise client_error(error, f"cannot read the committed offsets of {self._group}") from error
+        if missing := {each.partition for each in committed if each.error is None and each.offset < 0}:
+            self._begin(missing)
+        partitions.clear()
+
+    def without_started(self, records: Sequence[KafkaMessage], admissions: Sequence[Admission]) -> list[Admission]:
+        """Return the verdicts, with that messages are skipped that were started before."""
+        found = list(admissions)
+        for index, record in enumerate(records):
+            partition: Any = record.partition()
+            offset: Any = record.offset()
+            if partition not in self.unproven:
+                continue
+            is_ours, end = admissions[index].verdict is not Verdict.SKIP, self._ends[partition]
+            if is_ours and offset < end and self._is_started(partition, offset, record.timestamp()[1]):
+                found[index] = SKIPPED
+            elif is_ours or offset + 1 >= end:
+                self.unproven.discard(partition)
+        return found
+
+    def _begin(self, missing: set[int]) -> None:
+        topics = self._topics
+        first, end = (self._offsets(topics.queue_topic, missing, spec) for spec in (EARLIEST, LATEST))
+        # Without a marker nothing was started: the group is the first one.
+        if any(self._marker_offsets(LATEST).values()):
+            self.unproven |= {each for each in missing if first[each] < end[each]}
+        self._ends |= end
+        self._since_ms = float("inf")
+        logger.info(
+            "consumer group %s has no committed offsets of %s in partitions %s: it begins with the first message that "
+            "was never started", self._group, topics.queue_topic, sorted(missing),
+            extra={"action": "no_committed_offsets"},
+        )  # fmt: skip
+
+    def _is_started(self, partition: int, offset: int, appended_at_ms: int) -> bool:
+        if appended_at_ms < self._since_ms:
+            self._read(appended_at_ms)
+        ranges = self._started.get(partition, [])
+        place = bisect_right(ranges, offset, key=itemgetter(0))
+        if place and offset < sum(ranges[place - 1]):
+            return True
+        if not self._is_complete:
+            topic = self._topics.queue_topic
+            raise KmqError(
+                f"cannot tell whether message {partition}:{offset} of {topic} was delivered before: consumer group "
+                f"{self._group} has no committed offset, and the markers of its time are removed; stop its consumers "
+                f"and run kafka-consumer-groups.sh --group {self._group} --topic {topic} --reset-offsets --execute, "
+                "with --to-earliest to deliver all messages again or --to-latest to skip them"
+            )
+        return False
+
+    def _read(self, since_ms: int) -> None:
+        """Read the STARTs from an instant on: a START is appended after its message."""
+        first, end = self._marker_offsets(EARLIEST), self._marker_offsets(LATEST)
+
+        def since(at_ms: int) -> dict[int, int]:
+            found = self._marker_offsets(OffsetSpec.for_timestamp(max(0, at_ms)))
+            return {each: at if at >= 0 else end[each] for each, at in found.items()}
+
+        self._is_complete = all(not first[each] or at > first[each] for each, at in since(since_ms).items())
+        starts = {each: at for each, at in since(since_ms - CLOCK_MARGIN_MS).items() if at < end[each]}
+        # A START is in no transaction, and may be above one that is open.
+        config = reader_config(self._servers, self._group, extra=self._extra) | {"isolation.level": "read_uncommitted"}
+        reader = LogReader(config, self._topics.markers_topic, TIMEOUT_S)
+        ranges: dict[int, list[OffsetRange]] = {each: [] for each in self._ends}
+        try:
+            for record in reader.read(starts):
+                try:
+                    marker = decode_marker(record.value())
+                except WireError:
+                    continue
+                if marker.type is MarkerType.START and marker.queue_partition in ranges:
+                    ranges[marker.queue_partition] += marker.ranges
+        finally:
+            reader.close()
+        self._started = {each: list(chain.from_iterable(join_ranges(found))) for each, found in ranges.items()}
+        self._since_ms = since_ms
+
+    def _marker_offsets(self, spec: OffsetSpec) -> dict[int, int]:
+        topic = self._topics.markers_topic
+        return self._offsets(topic, range(partition_count(self._admin, topic, self._servers, TIMEOUT_S)), spec)
+
+    def _offsets(self, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+        return offsets_of(self._admin, topic, partitions, spec, TIMEOUT_S, with_open_transactions=True)
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        return make_client(AdminClient, admin_config(self._servers, extra=self._extra))

@@ -1,0 +1,145 @@
+"""A group without committed offsets on a queue with history: nothing that was started is delivered again or lost."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.topics import create_queue
+from tests.brokers import quick_broker
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.kafka
+
+FORGETFUL = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
+EXPIRED_S = 80.0
+
+
+def finish(queue: Queue, count: int, /, **options: Any) -> list[bytes | None]:
+    """Receive and acknowledge messages, leave the group, and return the values."""
+    with consumer_of(queue, **options) as consumer:
+        messages = receive_all(consumer, count)
+        for message in messages:
+            message.ack()
+    return [message.value for message in messages]
+
+
+def leftover(queue: Queue, /, **options: Any) -> list[bytes | None]:
+    """Return what a consumer that comes now receives within some seconds, and give it back."""
+    with consumer_of(queue, **options) as consumer:
+        return [message.value for _ in range(3) for message in consumer.receive(100, timeout=1.0)]
+
+
+def delete_group(queue: Queue, suffix: str = "") -> None:
+    """Delete a consumer group, and with it its offsets."""
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    group = f"kmq.{queue.name}{suffix}"
+    admin.delete_consumer_groups([group])[group].result(10)
+
+
+def remove_markers(queue: Queue) -> None:
+    """Remove every marker, as retention does."""
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(f"{queue.name}.markers", 0, -1)]).values():
+        future.result(10)
+
+
+def test_group_that_has_lost_its_offsets_continues_with_the_first_message_that_was_never_started(
+    make_queue: Callable[..., Queue],
+) -> None:
+    """Of several partitions and several batches, with messages of another logical queue between them."""
+    queue = make_queue(partitions=2)
+    for partition in range(2):
+        queue.send(*map(str, range(20)), partition=partition)
+        queue.send("vip", logical_queue="vip", partition=partition)
+        queue.send("last", partition=partition)
+    assert len(finish(queue, 42)) == 42
+    assert finish(queue, 2, logical_queue="vip") == [b"vip"] * 2
+    delete_group(queue)
+    delete_group(queue, ".queue-vip")
+    queue.send(*"abc", partition=0)
+    queue.send("vip again", logical_queue="vip", partition=1)
+    assert finish(queue, 3) == [b"a", b"b", b"c"]
+    assert leftover(queue, logical_queue="vip") == [b"vip again"]
+    assert leftover(queue) == []
+    assert queue.committed() == {0: 25, 1: 23}
+
+
+def test_message_that_nobody_had_started_is_delivered(queue: Queue) -> None:
+    queue.send(*"abcdef")
+    finish(queue, 2)
+    delete_group(queue)
+    assert finish(queue, 4) == [b"c", b"d", b"e", b"f"]
+
+
+def test_first_consumers_receive_what_was_sent_before(queue: Queue) -> None:
+    """Those of the queue, of a logical queue whose topic has a history of others, and of a subscription."""
+    queue.send(*"abc")
+    queue.send("vip", logical_queue="vip")
+    create_queue(f"{queue.name}@audit", bootstrap_servers=queue.bootstrap_servers, partitions=1)
+    assert finish(queue, 3) == [b"a", b"b", b"c"]
+    assert finish(queue, 1, logical_queue="vip") == [b"vip"]
+    assert finish(queue, 3, subscription="audit") == [b"a", b"b", b"c"]
+
+
+def test_topic_that_was_created_again_is_read_from_its_beginning(queue: Queue) -> None:
+    """The STARTs of its markers topic are of other messages."""
+    queue.send(*"abc")
+    finish(queue, 3)
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    admin.delete_topics([queue.name])[queue.name].result(10)
+    assert wait_until(lambda: queue.name not in admin.list_topics(timeout=10).topics)
+    create_queue(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
+    assert wait_until(lambda: not queue.committed())
+    time.sleep(1.0)
+    queue.send(*"defg")
+    assert finish(queue, 4) == [b"d", b"e", b"f", b"g"]
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(0, [b"a", b"b", b"new"]), (2, [b"new"])])
+def test_consumer_refuses_where_the_markers_are_removed_and_begins_where_an_operator_says(
+    queue: Queue, offset: int, expected: list[bytes]
+) -> None:
+    queue.send(*"ab")
+    finish(queue, 2)
+    delete_group(queue)
+    remove_markers(queue)
+    queue.send("new")
+    with consumer_of(queue) as consumer:
+        with pytest.raises(KmqError, match=r"cannot tell whether message 0:0 .*--reset-offsets --execute") as raised:
+            wait_until(lambda: bool(consumer.receive(10)))
+        assert not raised.value.retriable
+    assert queue.committed() == {}
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    wanted = ConsumerGroupTopicPartitions(f"kmq.{queue.name}", [TopicPartition(queue.name, 0, offset)])
+    (future,) = admin.alter_consumer_group_offsets([wanted]).values()
+    future.result(10)
+    assert finish(queue, len(expected)) == expected
+
+
+@pytest.mark.slow
+def test_consumers_that_were_away_for_too_long_receive_no_finished_message_again() -> None:
+    """Both group protocols, on a broker that keeps offsets for a minute."""
+    modern = {"group.protocol": "consumer"}
+    with quick_broker(extra=FORGETFUL) as broker:
+        create_queue("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        queue = Queue("away", broker.bootstrap_servers)
+        queue.send(*"abcdef")
+        finish(queue, 6)
+        queue.send("vip", logical_queue="vip")
+        finish(queue, 1, logical_queue="vip", extra=modern)
+        assert wait_until(lambda: not queue.committed(), EXPIRED_S)
+        queue.send("new")
+        assert leftover(queue) == [b"new"]
+        assert leftover(queue, logical_queue="vip", extra=modern) == []
+        starts = [offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker)]
+    assert sorted(starts) == list(range(8))
