@@ -8,7 +8,7 @@ LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
 # Explicit, so that tests never meet the jars or the settings of somebody's own Spark. And some machines forbid Python
 # to keep what it has compiled: each process that a test starts would compile our modules anew.
 PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
-# Processes of the tiers that mostly wait: each has a broker of its own, and up to three of them a Spark session.
+# Processes of the tiers that mostly wait: each has a broker of its own, and up to two of them a Spark session.
 WORKERS := 6
 # Each process collects all tests by itself; most of them are of the unit tier, which these never run.
 SPREAD := -n $(WORKERS) --dist loadgroup --ignore=tests/unit
@@ -41,14 +41,14 @@ with-broker: .venv/.dev .venv/.jars
 integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
 	@$(PYTEST) $(SPREAD) -m "(spark or kafka) and not faults and not slow"
 
-bench: .venv/.dev .venv/.jars ## measure everything, about 45 minutes; writes bench/results.json, .md and .png
+bench: .venv/.dev .venv/.jars ## measure everything, about 45 minutes; writes bench/results.json
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run
 
 bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run --guard
 
-faults: .venv/.dev .venv/.jars ## break things for about two hours; EVIDENCE=FOLDER keeps what the checker judged
-	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run $(if $(EVIDENCE),--evidence $(EVIDENCE))
+faults: .venv/.dev .venv/.jars ## break things for about 75 minutes; writes faults/results.json and .md
+	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
 
 faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
 	@$(PYTEST) $(SPREAD) -m "faults and not slow"
@@ -57,7 +57,7 @@ soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 checker-selftest: .venv/.dev ## seed violations into a right story, and print what the campaign's checker finds
-	@$(BIN)/python -m tests.unit.fault_seeds
+	@$(BIN)/python -m tests.unit.faults.seeds
 
 docs: .venv/.dev ## write the pages of commands and settings from the code
 	@$(BIN)/python docs/generate.py

@@ -1,8 +1,6 @@
 """
 Measure what a tracker costs while nothing is due: cores, beside a consumer at full speed.
 
-    .venv/bin/python -m bench.busy [seconds, default 60] [messages, default 24000000]
-
 A consumer takes batches from a full queue, leases of 30 s, one `ack()` a batch. The cores are the CPU of the tracker's
 processes (this one, which does nothing else meanwhile, Spark's JVM, its Python workers) from before the consumer starts
 until its last END is folded, divided by the seconds in which it worked. The queue may be empty sooner: fewer seconds
@@ -11,13 +9,12 @@ then. On Linux only.
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 from bench.processes import HAS_PROC, cpu_by_class
-from bench.stage import Bench
-from bench.throughput import acked_of, contend, let_fold, wait_until_folded
+from bench.stage import Bench, acked_of
+from bench.throughput import contend, let_fold, wait_until_folded
 
 SIZE = 100
 TRACKER = ("driver", "jvm", "workers")
@@ -63,16 +60,3 @@ def measure(bench: Bench, seconds: float, messages: int) -> dict[str, Any]:
         "per_s": round(result["messages"] / worked_s),
         "batches": batches,
     }
-
-
-def main(seconds: float = 60, messages: int = 24_000_000) -> dict[str, Any]:
-    """Measure once."""
-    bench = Bench()
-    try:
-        return measure(bench, seconds, messages)
-    finally:
-        bench.close()
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*map(int, sys.argv[1:]))) + "\n")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +21,8 @@ import numpy as np
 from confluent_kafka import Consumer, ShareConsumer
 
 from kmq_spark import QueueConsumer
+from kmq_spark.local.jars import jar_paths
+from kmq_spark.local.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +106,21 @@ def of_share_group(work: Work) -> dict[str, Any]:
         "bootstrap.servers": work.bootstrap_servers, "group.id": work.group,
         "share.acknowledgement.mode": "explicit", "fetch.wait.max.ms": 10,
     }  # fmt: skip
+
+
+def read_from_the_beginning(bootstrap_servers: str, group: str) -> None:
+    """
+    Let a share group begin at the beginning of its topic.
+
+    By default it begins at the end, and the setting belongs to the group (KIP-932); librdkafka's admin client has no
+    such resource type yet, so Kafka's own command sets it, from the broker's locked jars.
+    """
+    command = [
+        *(str(find_java()), "-Xmx128m", "-cp", os.pathsep.join(map(str, jar_paths("broker")))),
+        *("kafka.admin.ConfigCommand", "--bootstrap-server", bootstrap_servers, "--alter"),
+        *("--entity-type", "groups", "--entity-name", group, "--add-config", "share.auto.offset.reset=earliest"),
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def plain(work: Work, tally: Tally) -> None:

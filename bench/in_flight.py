@@ -1,8 +1,6 @@
 """
 Measure what the tracker costs with many messages in flight: a TICK, a million events, its state, its memory.
 
-    .venv/bin/python -m bench.in_flight [in flight ...]
-
 The whole way is measured: Kafka source, Python worker, state store, foreachBatch. The queue topic has all the messages,
 empty ones: a tracker drops what it does not have. `scattered`: no two messages are neighbours, the gaps between them
 are of 1 to 4 by chance; else they lie in runs, as a consumer leaves them.
@@ -10,14 +8,12 @@ are of 1 to 4 by chance; else they lie in runs, as a consumer leaves them.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from bench.processes import memory_mib
-from bench.stage import PARTITIONS, Bench, markers_of, wait_until
+from bench.stage import PARTITIONS, Bench, acked_of, markers_of, wait_until
 from kmq_spark.core.markers import Marker, MarkerType
 
 if TYPE_CHECKING:
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
 
     from kmq_spark.tracker.queue_tracker import QueueTracker
 
-DEFAULT = (10_000, 100_000, 1_000_000, 10_000_000)
 HOUR_MS = 3_600_000
 EVENTS = 1_000_000
 TICKS = 12
@@ -95,15 +90,12 @@ def _tick_ms(bench: Bench, topic: str, partitions: int = PARTITIONS) -> float:
 
 def _events_per_s(bench: Bench, tracker: QueueTracker, topic: str, first: int) -> float:
     """Start and end a million messages beside those in flight; return events by second, from written to folded."""
-    acked = sum(status.counters["acked"] for status in tracker.stats.statuses.values())
+    acked = acked_of(tracker)
     half = EVENTS // 2
     began_s = time.monotonic()
     for kind in (MarkerType.START, MarkerType.END):
         bench.write(topic, markers_of(kind, half, HOUR_MS if kind is MarkerType.START else 0, first=first))
-    wait_until(
-        "the ENDs",
-        lambda: sum(status.counters["acked"] for status in tracker.stats.statuses.values()) >= acked + half,
-    )
+    wait_until("the ENDs", lambda: acked_of(tracker) >= acked + half)
     return EVENTS / (time.monotonic() - began_s)
 
 
@@ -111,17 +103,3 @@ def _state_bytes(bench: Bench, queue: str) -> int:
     """Return what the newest state takes on disk: changelogs and snapshots of the checkpoint, compressed."""
     folder = bench.folder / queue / "state"
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
-
-
-def main(counts: tuple[int, ...] = DEFAULT) -> list[dict[str, Any]]:
-    """Measure and return everything."""
-    bench = Bench()
-    try:
-        return [measure(bench, count, scattered=scattered) for count in counts for scattered in (False, True)]
-    finally:
-        bench.close()
-
-
-if __name__ == "__main__":
-    for line in main(tuple(map(int, sys.argv[1:])) or DEFAULT):
-        sys.stdout.write(json.dumps(line) + "\n")

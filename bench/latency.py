@@ -1,8 +1,6 @@
 """
 Measure how long a message takes from its `send` to the hands of its consumer, at a steady rate.
 
-    .venv/bin/python -m bench.latency [--rate 1000] [--seconds 15] [--rounds 3]
-
 One producer process (`QueueProducer`) writes the monotonic time into each value; one consumer process, plain, share or
 ours, reads it off its own monotonic clock, which is the same one on one machine. The first third is left out. Ours has
 the tracker running beside it, and its START durable before the message is handed out.
@@ -10,7 +8,6 @@ the tracker running beside it, and its START durable before the message is hande
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -20,14 +17,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from confluent_kafka import Consumer, ShareConsumer
 
-from bench.contender import Work, of_group, of_share_group
-from bench.share_groups import read_from_the_beginning
-from bench.stage import Bench
+from bench.contender import Work, of_group, of_share_group, read_from_the_beginning
 from kmq_spark import QueueConsumer, QueueProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from bench.stage import Bench
 
 KINDS = ("plain", "share", "receive", "run")
 OURS = frozenset({"receive", "run"})
@@ -63,20 +61,21 @@ def _one(bench: Bench, kind: str, rate_per_s: int, seconds: int) -> dict[str, fl
 
 
 def _latencies(work: dict[str, str], kind: str, rate_per_s: int, seconds: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.latency", "--child"]
+    command = [sys.executable, "-m", "bench.latency"]
     reader = subprocess.Popen([*command, kind, json.dumps(work)], stdout=subprocess.PIPE)
-    subprocess.run([*command, "send", json.dumps({**work, "rate_per_s": rate_per_s, "seconds": seconds})], check=True)
+    sent = {**work, "rate_per_s": rate_per_s, "seconds": seconds}
+    subprocess.run([*command, "send", json.dumps(sent)], check=True)
     result: dict[str, float] = json.loads(reader.communicate(timeout=120)[0])
     return result
 
 
-def _send(bootstrap_servers: str, topic: str, rate_per_s: int, seconds: int) -> None:
+def _send(work: dict[str, Any]) -> None:
     """Send at a steady rate, one message at a time."""
     time.sleep(5)  # the reader joins its group meanwhile
-    with QueueProducer(topic, bootstrap_servers=bootstrap_servers) as producer:
+    with QueueProducer(work["topic"], bootstrap_servers=work["bootstrap_servers"]) as producer:
         began_s = time.monotonic()
-        for number in range(rate_per_s * seconds):
-            pause_s = began_s + number / rate_per_s - time.monotonic()
+        for number in range(work["rate_per_s"] * work["seconds"]):
+            pause_s = began_s + number / work["rate_per_s"] - time.monotonic()
             if pause_s > 0:
                 time.sleep(pause_s)
             producer.send(f"{time.monotonic_ns():<100}")
@@ -86,8 +85,6 @@ def _send(bootstrap_servers: str, topic: str, rate_per_s: int, seconds: int) -> 
 
 
 def _plain(work: Work) -> Iterator[bytes | None]:
-    from confluent_kafka import Consumer  # noqa: PLC0415  # one kind a process
-
     consumer = Consumer(of_group(work))
     consumer.subscribe([work.topic])
     while True:
@@ -96,8 +93,6 @@ def _plain(work: Work) -> Iterator[bytes | None]:
 
 
 def _share(work: Work) -> Iterator[bytes | None]:
-    from confluent_kafka import ShareConsumer  # noqa: PLC0415  # one kind a process
-
     consumer = ShareConsumer(of_share_group(work))
     consumer.subscribe([work.topic])
     while True:
@@ -135,36 +130,14 @@ def _read(kind: str, work: Work) -> dict[str, float]:
     if kind == "run":
         _run(work, note)
     else:
-        for value in {"plain": _plain, "share": _share, "receive": _receive}[kind](work):
-            if note(value):
-                break
+        any(map(note, {"plain": _plain, "share": _share, "receive": _receive}[kind](work)))
     warm = np.array(taken_ns[len(taken_ns) // 3 :]) / 1e6
     return {name: round(float(np.percentile(warm, share)), 2) for name, share in _SHARES.items()}
 
 
-def main() -> None:
-    """Measure and print one JSON object; or be one of the processes."""
-    parser = argparse.ArgumentParser(prog="python -m bench.latency")
-    parser.add_argument("--rate", type=int, default=1_000)
-    parser.add_argument("--seconds", type=int, default=15)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        kind, text = options.child
-        work = json.loads(text)
-        if kind == "send":
-            _send(work["bootstrap_servers"], work["topic"], work["rate_per_s"], work["seconds"])
-        else:
-            sys.stdout.write(json.dumps(_read(kind, Work(**work))) + "\n")
-        return
-    bench = Bench()
-    try:
-        result = measure(bench, rate_per_s=options.rate, seconds=options.seconds, rounds=options.rounds)
-    finally:
-        bench.close()
-    sys.stdout.write(json.dumps(result) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    kind, settings = sys.argv[1], json.loads(sys.argv[2])
+    if kind == "send":
+        _send(settings)
+    else:
+        sys.stdout.write(json.dumps(_read(kind, Work(**settings))) + "\n")

@@ -1,8 +1,6 @@
 """
 Measure what poison costs the good messages: their rate with a fifth of all messages failing every time, and without.
 
-    .venv/bin/python -m bench.poison [good messages, default 4000]
-
 `raises`: the handler raises after its work. `silent`: it gets no ack, release or reject, so its lease runs out; it
 becomes a suspect and is handed out alone. `none`: the good messages alone; since a poisoned one takes a handler as long
 as a good one, four fifths of that rate are the most there can be. `fine`: the same stream with nothing wrong with any
@@ -12,16 +10,15 @@ message.
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from bench.stage import Bench, wait_until
+from bench.stage import wait_until
 from kmq_spark import QueueConsumer, QueueProducer
 
 if TYPE_CHECKING:
+    from bench.stage import Bench
     from kmq_spark import Message
 
 WORK_S = 0.004
@@ -69,13 +66,9 @@ class PoisonError(Exception):
     """What a handler raises on poison."""
 
 
-def main(good: int = 4_000) -> dict[str, Any]:
+def measure_all(bench: Bench, good: int) -> dict[str, Any]:
     """Measure all kinds, interleaved twice, and return the rates and their ratios."""
-    bench = Bench()
-    try:
-        rates: dict[str, list[float]] = {kind: [measure(bench, good + n, kind) for n in range(2)] for kind in KINDS}
-    finally:
-        bench.close()
+    rates = {kind: [measure(bench, good + number, kind) for number in range(2)] for kind in KINDS}
     best = {kind: round(max(found)) for kind, found in rates.items()}
     return {
         "per_s": best,
@@ -85,6 +78,3 @@ def main(good: int = 4_000) -> dict[str, Any]:
 
 
 KINDS = ("none", "fine", "raises", "silent")
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*map(int, sys.argv[1:]))) + "\n")

@@ -1,8 +1,5 @@
 """
-Measure producers beside each other, in one run, interleaved: plain idempotent, ours, ours with a producer id; and two
-without ours in transactions, without headers and with the three of a producer id: what of its cost is Kafka's.
-
-    .venv/bin/python -m bench.producer [--rounds 5] [--sizes 100,1024] [--mib 200]
+Measure producers beside each other, in one run, interleaved: plain idempotent, ours, ours with a producer id.
 
 Messages a second: from the first send until all are durable, or committed. Latency: from `send` until a reader of
 committed records has the message, at a steady rate. CPU: of the producer's process, which other work on the machine
@@ -11,7 +8,6 @@ changes less than its rate. Each producer is a process of its own, on a topic of
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -31,7 +27,7 @@ from kmq_spark.local.broker import EmbeddedBroker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KINDS = ("plain", "ours", "transactions", "numbered", "resuming")
+KINDS = ("plain", "ours", "resuming")
 PARTITIONS = 4
 MAX_MESSAGES = 1_000_000
 LATENCY_SIZE = 200
@@ -134,20 +130,3 @@ def _latency(broker: EmbeddedBroker, kind: str, per_s: int, seconds: int) -> dic
 
 def _say(what: str, values: dict[str, Any]) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}: {values}\n")
-
-
-def main() -> None:
-    """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(prog="python -m bench.producer")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sizes", default="100,1024")
-    parser.add_argument("--mib", type=int, default=200, help="payload of one topic, at most a million messages")
-    options = parser.parse_args()
-    sizes = [int(part) for part in options.sizes.split(",")]
-    with EmbeddedBroker() as broker:
-        result = measure(broker, rounds=options.rounds, sizes=sizes, mib=options.mib)
-    sys.stdout.write(json.dumps(result) + "\n")
-
-
-if __name__ == "__main__":
-    main()

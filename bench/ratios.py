@@ -15,14 +15,7 @@ TOLERATED = 0.8
 
 
 class Case(NamedTuple):
-    """
-    What is measured with all its contenders in turns.
-
-    Attributes:
-        bytes: Of a message.
-        consumers: Processes that share a topic.
-        kinds: Contenders.
-    """
+    """What is measured with all its contenders in turns: bytes of a message, processes that share a topic."""
 
     bytes: int
     consumers: int
@@ -35,15 +28,9 @@ class Case(NamedTuple):
 
 class Ratio(NamedTuple):
     """
-    One contender's median, divided by that of another.
+    One contender's median, divided by that of another: messages a second, or CPU, where less is better.
 
-    Attributes:
-        of: Contender above the line.
-        to: Contender below it.
-        bytes: Of a message.
-        consumers: Processes.
-        is_cpu: CPU of the whole system a message, where less is better; else messages a second.
-        goal: What the project wants to reach; 0 for no goal of its own.
+    What the project wants to reach is its goal; 0 for none.
     """
 
     of: str

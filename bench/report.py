@@ -1,5 +1,5 @@
 """
-The results of the benchmarks as tables: all for bench/results.md, many for docs/performance.md, few for README.md.
+The results of the benchmarks as tables: for docs/performance.md, and few for README.md.
 
 Each table says when its figures were measured, because a run may measure some parts only. What no run has measured yet
 is left out.
@@ -33,9 +33,7 @@ CLASS_NAMES = {
 PRODUCER_NAMES = {
     "plain": "plain idempotent producer",
     "ours": "`QueueProducer`",
-    "transactions": "plain in transactions of 100 ms",
-    "numbered": "the same with three headers",
-    "resuming": "`ResumingProducer`, commits every 100 ms",
+    "resuming": "`QueueProducer(producer_id=…)`, commits every 100 ms",
 }
 
 LATENCY_NAMES = NAMES | {"receive": "ours, `receive` and `ack()`"}
@@ -45,23 +43,6 @@ NONE = "\N{EN DASH}"
 
 BEGIN = "<!-- Written by bench/report.py from bench/results.json: `.venv/bin/python -m bench.run --render`. -->"
 END = "<!-- End of what bench/report.py writes. -->"
-
-
-def results_page(results: dict[str, Any]) -> str:
-    """Return bench/results.md: everything."""
-    machines: dict[str, list[str]] = {}
-    for part, machine in results["measured_on"].items():
-        machines.setdefault(machine, []).append(part.replace("_", " "))
-    lines = [f"{', '.join(parts)}: measured on {machine}." for machine, parts in machines.items()]
-    lines += ["", "By `make bench`. Thousands of messages a second, medians.", "", *_throughput(results)]
-    lines += ["", *_ratios(results)]
-    lines += _cpu(results)
-    lines += _tracker(results)
-    lines += _latency(results["latency"])
-    lines += _producers(results["producers"])
-    lines += ["", *_table(("what", "measured", "on"), _others(results))]
-    lines += ["", *_table(("part", "took, s"), results["took_s"].items())] if results.get("took_s") else []
-    return "\n".join(lines) + "\n"
 
 
 def with_figures(page: str, results: dict[str, Any]) -> str:
@@ -76,7 +57,7 @@ def with_figures(page: str, results: dict[str, Any]) -> str:
         ValueError: *page* does not have both lines.
     """
     lines = ['Thousands of messages a second, medians. "Ours" is measured with the tracker running beside it.', ""]
-    lines += [*_throughput(results), "", *_ratios(results), *_cpu(results), ""]
+    lines += [*_throughput(results), "", *_ratios(results), *_cpu(results), *_producers(results["producers"]), ""]
     lines += _table(("what", "measured", "on"), _others(results))
     lines += ["", *_table(("cost of a tracker's batch", "measured", "on"), _costs(results))]
     return _with(page, lines)
@@ -127,11 +108,6 @@ def _summary(results: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def day_of(case: dict[str, Any]) -> str:
-    """Return the date on which a case of the throughput was measured."""
-    return _day(case["measured_on"])
-
-
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
@@ -151,7 +127,7 @@ def _throughput(results: dict[str, Any]) -> list[str]:
             f"{case['bytes']:,}",
             case["consumers"],
             *(f"{case['per_s'][kind]['median'] / 1000:,.0f}" if kind in case["per_s"] else NONE for kind in kinds),
-            day_of(case),
+            _day(case["measured_on"]),
         )
         for case in cases
     ]
@@ -160,7 +136,7 @@ def _throughput(results: dict[str, Any]) -> list[str]:
 
 def _ratios(results: dict[str, Any]) -> list[str]:
     """Return the table of the ratios that the guard compares."""
-    days = {(case["bytes"], case["consumers"]): day_of(case) for case in results["throughput"]}
+    days = {(case["bytes"], case["consumers"]): _day(case["measured_on"]) for case in results["throughput"]}
     rows = []
     for name, ratio in RATIOS.items():
         if name in results["ratios"]:
@@ -182,7 +158,7 @@ def _cpu(results: dict[str, Any]) -> list[str]:
         this = Case(case["bytes"], case["consumers"])
         lines += [
             "",
-            f"CPU of the whole system, µs a message, {this}, {day_of(case)}:",
+            f"CPU of the whole system, µs a message, {this}, {_day(case['measured_on'])}:",
             "",
         ]
         rows = [
@@ -192,37 +168,6 @@ def _cpu(results: dict[str, Any]) -> list[str]:
         ]
         lines += _table(("contender", *CLASS_NAMES.values()), rows)
     return lines
-
-
-def _tracker(results: dict[str, Any]) -> list[str]:
-    rows = [
-        (
-            f"{row['in_flight']:,}", row["kind"], f"{row['tick_ms']:,}", f"{row['events_per_s']:,}",
-            f"{row['rss_mib']:,}", f"{row['state_bytes'] // 1000:,}",
-        )
-        for row in results["tracker"]
-    ]  # fmt: skip
-    head = ("in flight", "lie", "TICK, ms", "events/s", "MiB, driver, JVM and workers", "state on disk, kB")
-    by_partitions = ", ".join(f"{count}: {ms} ms" for count, ms in results["tick_ms_by_partitions"].items())
-    return [
-        "",
-        *_table(head, rows),
-        "",
-        f"A batch with a TICK in every markers partition, by their number: {by_partitions}.",
-    ]
-
-
-def _latency(found: dict[str, Any]) -> list[str]:
-    rows = [
-        (LATENCY_NAMES[kind], spread["p50"], spread["p95"], spread["p99"], found["p95_vs_plain"].get(kind, 1.0))
-        for kind, spread in found["ms"].items()
-    ]
-    return [
-        "",
-        f"From `send` to the consumer's hands at {found['per_s']:,} messages a second, ms:",
-        "",
-        *_table(("consumer", "p50", "p95", "p99", "p95 as a multiple of plain"), rows),
-    ]
 
 
 def _producers(found: dict[str, Any]) -> list[str]:

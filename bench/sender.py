@@ -12,20 +12,17 @@ import gc
 import json
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Producer
 
 from kmq_spark import QueueProducer, ResumingProducer
-from kmq_spark.wire.headers import GENERATION, PRODUCER, SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 COMMIT_EVERY_S = 0.1
-"""Between two commits."""
 
 
 class Work(NamedTuple):
@@ -67,14 +64,6 @@ def values(work: Work) -> Iterator[bytes]:
             yield b"%020d" % number + rest
 
 
-def _settings(work: Work) -> dict[str, str | int | bool]:
-    """Return the settings of ours, for a producer without ours."""
-    return {
-        "bootstrap.servers": work.bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 5,
-        "partitioner": "murmur2_random",
-    }  # fmt: skip
-
-
 def plain(work: Work) -> Spent:
     """`confluent_kafka.Producer`, idempotent, with the settings of ours and a report of each message."""
     refused: list[str] = []
@@ -83,7 +72,12 @@ def plain(work: Work) -> Spent:
         if error is not None:
             refused.append(error.str())
 
-    producer = Producer(_settings(work))
+    producer = Producer(
+        {
+            "bootstrap.servers": work.bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 5,
+            "partitioner": "murmur2_random",
+        }
+    )  # fmt: skip
     producer.list_topics(work.topic, timeout=30)
     began = Spent.now()
     for number, value in enumerate(values(work)):
@@ -98,37 +92,6 @@ def plain(work: Work) -> Spent:
     producer.flush()
     if refused:
         raise RuntimeError(refused[0])
-    return Spent.now().since(began)
-
-
-def transactions(work: Work, *, has_headers: bool = False) -> Spent:
-    """
-    `confluent_kafka.Producer` in transactions of 100 ms, without reports: what a producer with an id costs at least.
-
-    It writes no position, keeps no message for a second attempt, and stops for each commit.
-    """
-    producer = Producer(_settings(work) | {"transactional.id": work.topic})
-    producer.init_transactions(30)
-    producer.list_topics(work.topic, timeout=30)
-    headers: list[tuple[str, bytes]] = [(PRODUCER, b"bench"), (GENERATION, b"1"), (SEQUENCE, b"")]
-    began = Spent.now()
-    producer.begin_transaction()
-    commit_at_s = time.monotonic() + COMMIT_EVERY_S
-    for number, value in enumerate(values(work), 1):
-        if has_headers:
-            headers[2] = (SEQUENCE, b"%d" % number)
-        while True:
-            try:
-                # Positional arguments, as ours: topic, value, key, partition, two callbacks, timestamp, headers.
-                producer.produce(work.topic, value, None, -1, None, None, 0, headers if has_headers else None)  # type: ignore[arg-type]  # a narrower list
-                break
-            except BufferError:
-                producer.poll(0.05)
-        if (number % 100 == 0 or work.per_s) and time.monotonic() >= commit_at_s:
-            producer.commit_transaction()
-            producer.begin_transaction()
-            commit_at_s = time.monotonic() + COMMIT_EVERY_S
-    producer.commit_transaction()
     return Spent.now().since(began)
 
 
@@ -156,22 +119,11 @@ def resuming(work: Work) -> Spent:
         return Spent.now().since(began)
 
 
-SENDERS: dict[str, Callable[[Work], Spent]] = {
-    "plain": plain,
-    "ours": ours,
-    "transactions": transactions,
-    "numbered": partial(transactions, has_headers=True),
-    "resuming": resuming,
-}
-
-
-def main(kind: str, text: str) -> None:
-    """Send, and print what was spent."""
-    # All alike: what was imported is no garbage.
-    gc.collect()
-    gc.freeze()
-    sys.stdout.write(json.dumps(SENDERS[kind](Work(**json.loads(text)))) + "\n")
+SENDERS: dict[str, Callable[[Work], Spent]] = {"plain": plain, "ours": ours, "resuming": resuming}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # All alike: what was imported is no garbage.
+    gc.collect()
+    gc.freeze()
+    sys.stdout.write(json.dumps(SENDERS[sys.argv[1]](Work(**json.loads(sys.argv[2])))) + "\n")

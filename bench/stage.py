@@ -9,7 +9,7 @@ import time
 from array import array
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from confluent_kafka import Producer
@@ -57,7 +57,11 @@ class Bench:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         self.spark = build_session("kmq-bench", master="local[2]", settings=session_settings(jar_paths("spark")))
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         """End both."""
         self.spark.stop()
         self._stack.close()
@@ -174,6 +178,11 @@ def every_lateness(tracker: QueueTracker) -> array[int]:
     found: array[int] = array("q")
     tracker.on_batch = lambda _, sent: found.extend(sent.lateness_ms)
     return found
+
+
+def acked_of(tracker: QueueTracker) -> int:
+    """Return how many acknowledged messages a tracker has counted."""
+    return sum(status.counters["acked"] for status in list(tracker.stats.statuses.values()))
 
 
 def spread(values: Sequence[float] | npt.NDArray[np.int64]) -> dict[str, int]:

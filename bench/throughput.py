@@ -1,8 +1,6 @@
 """
 Measure consumers beside each other, in one run, interleaved: plain consume, Kafka's share consumer, ours.
 
-    .venv/bin/python -m bench.throughput [--rounds 5] [--warm-up 1] [--cases 100x1,100x4,1024x1] [--mib 600]
-
 A case is a size in bytes and a number of consumer processes. In each round, each contender reads the same number of
 messages, in a process of its own; the order changes from round to round. Ours read with a tracker beside them, which
 folds what they write; plain and share consumers have none. The processes of a contender start at the same time, and get
@@ -27,10 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from bench.contender import read_from_the_beginning
 from bench.processes import HAS_PROC, cpu_by_class
-from bench.ratios import Case, ratios
-from bench.share_groups import read_from_the_beginning
-from bench.stage import PARTITIONS, Bench, markers_of, wait_until
+from bench.ratios import Case
+from bench.stage import PARTITIONS, Bench, acked_of, markers_of, wait_until
 from kmq_spark.core.markers import MarkerType
 
 if TYPE_CHECKING:
@@ -121,11 +119,6 @@ def let_fold(bench: Bench, tracker: QueueTracker, markers_topic: str, times: int
 def wait_until_folded(tracker: QueueTracker, acked: int) -> None:
     """Wait until a tracker has counted so many acknowledged messages."""
     wait_until(f"the END of {acked} messages in the tracker", lambda: acked_of(tracker) >= acked)
-
-
-def acked_of(tracker: QueueTracker) -> int:
-    """Return how many acknowledged messages a tracker has counted."""
-    return sum(status.counters["acked"] for status in list(tracker.stats.statuses.values()))
 
 
 def contend(kind: str, processes: int, **work: Any) -> list[dict[str, Any]]:  # of contender.Work
@@ -224,23 +217,3 @@ def cases_of(text: str) -> list[Case]:
     except ValueError as error:
         message = f"a case is bytes x processes, such as 100x4: got {text}"
         raise argparse.ArgumentTypeError(message) from error
-
-
-def main() -> None:
-    """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(prog="python -m bench.throughput")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=1, help="rounds of the first case that do not count")
-    parser.add_argument("--cases", type=cases_of, default=list(CASES), help="bytes x processes, such as 100x1,100x4")
-    parser.add_argument("--mib", type=int, default=1_500, help="payload of one topic; at most 5 million messages")
-    options = parser.parse_args()
-    bench = Bench()
-    try:
-        result = measure(bench, rounds=options.rounds, warm_up=options.warm_up, cases=options.cases, mib=options.mib)
-    finally:
-        bench.close()
-    sys.stdout.write(json.dumps({"cases": result, "ratios": ratios(result)}) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,26 +1,37 @@
-"""What the whole campaign shares: a broker, a Spark session where one is asked for, the seed and the size."""
+"""What the whole campaign shares: a broker, the seed, the size, and what it has to end."""
 
 from __future__ import annotations
 
+import json
+import statistics
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+import zlib
+from typing import TYPE_CHECKING
 
-from faults.stage import BROKER_SETTINGS, Stage
 from kmq_spark.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from faults.stage import Judged
 
-    from faults.judged_stage import JudgedStage
-    from faults.on_coordination import GroupStage
-    from faults.on_producers import CopyStage
-    from faults.on_sinks import SinkStage
+BROKER_SETTINGS = {
+    # A killed consumer's partitions are free after two seconds: more kills in the same time.
+    "group.consumer.min.session.timeout.ms": "2000",
+    "group.consumer.session.timeout.ms": "2000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
+    "group.min.session.timeout.ms": "2000",
+    # What a dead process has left open is given up when its time is over, and not up to ten seconds later.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+}
 
-Group = TypeVar("Group", bound="GroupStage")
-Value = TypeVar("Value")
+REFERENCE_S = 0.15
+"""What a turn of `slowness` takes on the machine on which the bounds of time were set."""
+
+MOST_SLOW = 3.0
+"""A machine that is slower than this has not enough left for the product: its bounds say what is wrong."""
 
 
 class Campaign:
@@ -30,12 +41,10 @@ class Campaign:
     Args:
         folder: Logs, events, checkpoints.
         seed: Seed of everything that is chosen.
-        scale: Share of the full number of injections, in each fault; at 0 one of each kind, under a third of the load.
+        scale: Share of the full number of injections; at 0 one of each kind, under a third of the load.
         broker: A running one; one of its own by default.
         broker_environment: Environment variables of each broker that a fault starts.
-        spark: Returns a running session; one of its own by default.
-        patience: Factor of every time limit and of every bound of a wait; more than 1 on a slow or loaded machine.
-        evidence: Folder in which each stage leaves what its verdict was made from; None for none.
+        patience: Factor of every time limit and of every bound of a wait.
     """
 
     def __init__(
@@ -46,61 +55,22 @@ class Campaign:
         scale: float = 1.0,
         broker: EmbeddedBroker | None = None,
         broker_environment: Mapping[str, str] | None = None,
-        spark: Callable[[], SparkSession] | None = None,
         patience: float = 1.0,
-        evidence: Path | None = None,
     ) -> None:
-        """Start nothing yet but the broker."""
-        self.folder = folder
-        self.seed = seed
-        self.scale = scale
-        self.patience = patience
-        self.evidence = evidence
-        self._owns_broker = broker is None
+        self.folder, self.seed, self.scale, self.patience = folder, seed, scale, patience
         self.broker_environment = dict(broker_environment or {})
-        self.broker = broker or self.new_broker(BROKER_SETTINGS)
-        self._shared_spark = spark
-        self._own_spark: SparkSession | None = None
-        self._stages: list[JudgedStage] = []
+        self._owns_broker = broker is None
+        self.broker = broker or self.new_broker()
+        self.stages: list[Judged] = []
 
-    def new_broker(self, extra: Mapping[str, str], environment: Mapping[str, str] | None = None) -> EmbeddedBroker:
-        """Start a broker for a fault that needs one of its own: settings, and more environment variables."""
-        return EmbeddedBroker(extra=extra, environment={**self.broker_environment, **(environment or {})}).start()
+    def new_broker(
+        self, extra: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+    ) -> EmbeddedBroker:
+        """Start a broker, with more settings and environment variables."""
+        settings, variables = {**BROKER_SETTINGS, **(extra or {})}, {**self.broker_environment, **(environment or {})}
+        return EmbeddedBroker(extra=settings, environment=variables).start()
 
-    def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:
-        """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""
-        # Only the name of a queue: it must be new on this broker, and say when it was made.
-        queue = f"{name}.{time.time_ns() // 1_000_000}"
-        evidence = None if self.evidence is None else self.evidence / queue
-        options |= {"owns_broker": broker is not None, "evidence": evidence, "patience": self.patience}
-        stage = Stage(broker or self.broker, self.folder, queue, seed=self.seed, spark=self.spark, **options)
-        self._stages.append(stage)
-        return stage
-
-    def copy_stage(self, name: str, **options: Any) -> CopyStage:
-        """Return a file and a queue that it is copied to, on the campaign's broker."""
-        from faults.on_producers import CopyStage  # noqa: PLC0415  # it imports this module's types
-
-        stage = CopyStage(self.broker, self.folder, f"{name}.{time.time_ns() // 1_000_000}", **options)
-        self._stages.append(stage)
-        return stage
-
-    def group_stage(self, kind: type[Group], name: str, **options: Any) -> Group:
-        """Return a coordination group of some processes, on the campaign's broker."""
-        group = f"{name}.{time.time_ns() // 1_000_000}"
-        stage = kind(self.broker, self.folder, group, seed=self.seed, **options)
-        self._stages.append(stage)
-        return stage
-
-    def sink_stage(self, name: str, **options: Any) -> SinkStage:
-        """Return files of numbered rows and a queue that a query writes them to, on the campaign's broker."""
-        from faults.on_sinks import SinkStage  # noqa: PLC0415  # it imports this module's types
-
-        stage = SinkStage(self.broker, self.folder, f"{name}.{time.time_ns() // 1_000_000}", **options)
-        self._stages.append(stage)
-        return stage
-
-    def scaled(self, count: int, least: int) -> int:
+    def times(self, count: int, least: int = 1) -> int:
         """Return how many of *count* injections this run makes."""
         return max(least, round(count * self.scale))
 
@@ -108,34 +78,34 @@ class Campaign:
         """Return at how many messages a second a fault sends: a third of *most* at the smallest scale."""
         return most if self.scale else most // 3
 
-    def picked(self, values: Sequence[Value], count: int, least: int) -> Sequence[Value]:
-        """Return the first of some values, as many as this run takes."""
-        return values[: self.scaled(count, least)]
-
-    def spark(self) -> SparkSession:
-        """Return the session, started with the first call."""
-        if self._shared_spark is not None:
-            return self._shared_spark()
-        if self._own_spark is None:
-            from kmq_spark.local.jars import jar_paths  # noqa: PLC0415  # not every fault needs Spark here
-            from kmq_spark.spark.session import build_session, delta_settings, session_settings  # noqa: PLC0415
-
-            settings = session_settings(jar_paths("spark"), "1g") | delta_settings()
-            self._own_spark = build_session("kmq-faults", master="local[2]", settings=settings)
-        return self._own_spark
-
     def end_stages(self) -> None:
-        """End what the stages so far have left running, so that the next fault has the machine; the broker runs on."""
+        """End what a fault has left running, so that the next one has the machine; the broker runs on."""
         # A scenario that broke off may have left the broker suspended or dead.
         self.broker.resume()
         self.broker.start()
-        while self._stages:
-            self._stages.pop().close()
+        while self.stages:
+            self.stages.pop().close()
 
     def close(self) -> None:
         """End everything that was started here."""
         self.end_stages()
-        if self._own_spark is not None:
-            self._own_spark.stop()
         if self._owns_broker:
             self.broker.close()
+
+
+def slowness() -> float:
+    """
+    Return how many times slower than the reference this machine is now: 1 where it is quicker, 3 at most.
+
+    It takes the processor's time of a fixed piece of work that has nothing of the product in it, so that other load
+    does not count, and the median of some turns.
+    """
+    turns_s = []
+    for _ in range(5):
+        began_s = time.thread_time()
+        for number in range(200):
+            markers = [{"partition": number, "offset": offset, "type": "START"} for offset in range(300)]
+            text = zlib.decompress(zlib.compress(json.dumps(markers).encode()))
+            sum(offset * offset for offset in sorted((marker["offset"] for marker in json.loads(text)), reverse=True))
+        turns_s.append(time.thread_time() - began_s)
+    return min(max(round(statistics.median(turns_s) / REFERENCE_S, 2), 1.0), MOST_SLOW)

@@ -1,272 +1,595 @@
 """
 The offline checker: the topics and the event files in, violations out.
 
-Rule 1: exact and clock-free where the promise is: no tolerance, since every instant compared is the broker's.
-Rule 2: independent of what is checked: no module of the product is imported, neither for a verdict nor for reading.
-Rule 3: what the promise allows (an ack that came after the decision, a message fetched again because its position was
-not committed) is counted, not forgiven in silence, and has a bound.
+Rule 1: exact, and clock-free where the promise is: every instant compared is the broker's.
+Rule 2: what a tracker may decide is the oracle's to say (`oracle.py`); no code of the fold is used.
+Rule 3: what a promise leaves room for is counted, not forgiven in silence, and has a bound.
 
 The invariants' numbers are those of docs/faults.md, which has each rule.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.allowances import Refetches, Run, bad_endings, too_large
-from faults.conservation import Account, cannot, read_account, unbalanced, untrue
-from faults.copies import copy_differences, empty_letter_differences, letter_differences
-from faults.endings import GONE, check_ends
-from faults.hands import Hands, TrueTimes
-from faults.leases import OPEN_END, Leases, read_leases
-from faults.once import check_results
-from faults.producers import check_producers
-from faults.protocol import (
-    MarkerType,
-    MessageId,
-    Outcome,
-    QueueRules,
-)
-from faults.suspects import crowded_suspects
-from faults.waits import Bounds, Wait, stalls, too_late
-from faults.whole import Verdict, Violation, Whole
+from faults.copies import copy_differences, expires_at_ms, letter_differences, size_of, time_to_live_ms
+from faults.evidence import TRACKER, WORKER, Evidence, Verdict, Violation
+from faults.hands import check_consumers
+from faults.oracle import BY_TRACKER, Decided, Oracle, covered
+from faults.waits import Quiet, Wait, stalls, too_late
+from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from faults.conservation import ReportedStatus
-    from faults.leases import Justified, Session
+    from faults.evidence import Process, Reported
     from faults.topics import Dump, Record
+    from kmq_spark.core.events import LoggedMarker
+    from kmq_spark.core.markers import Marker
+    from kmq_spark.core.policy import QueueRules
 
-__all__ = ["Verdict", "Violation", "check", "open_messages"]
+GONE, TOO_LARGE, TTL_OVER = "payload gone: ", "too large to redeliver: ", "expired: ttl of "
+"""Causes for which a redelivery becomes a dead letter after all; the handler's exception may stand before them."""
+
+LARGE_BYTES = 900_000
+"""A redelivery that the broker refuses as too large has at least so many, by the broker's default of 1 MiB."""
+
+COUNTED = ("started", "in_flight", "acked", "expired", "redelivered", "dead_lettered")
+MOST_MIB = {WORKER: (300, 0), TRACKER: (1_500, 1_800)}
+"""Of processes, by kind: without a JVM, and their JVM, which has a heap of 1 GiB."""
+
+MOST_CHECKPOINT_MIB = 100
+TRACEBACK = "Traceback (most recent call last)"
+FENCED, CONCURRENT = "has taken over", "concurrent"
+"""What a tracker says that another one has replaced; the second is Spark's word for two queries on one checkpoint."""
 
 
-def check(
-    dump: Dump,
-    events: Iterable[Mapping[str, Any]],
-    sessions: Sequence[Session],
-    *,
-    rules: QueueRules,
-    is_drained: bool = True,
-    reported: Mapping[int, ReportedStatus] | None = None,
-    bounds: Bounds | None = None,
-    run: Run | None = None,
-) -> Verdict:
+class Ended(NamedTuple):
     """
-    Check everything that can be decided from the topics and the event files.
+    A tracker's END of one message, where it lies, and what it carries out; None where no TICK could decide it.
 
-    Args:
-        dump: The topics.
-        events: What producers, consumers and the injector wrote: `event` at least.
-        sessions: The trackers that took over, in their order.
-        rules: Rules of the queue, in force before the first RULES marker.
-        is_drained: Whether consumers have worked everything off, so that nothing may be open.
-        reported: Status that the last tracker reported, by markers partition; None where none did.
-        bounds: How long messages may wait.
-        run: Processes, injections.
+    Its rules are those in force where it lies: a tracker applies the newest ones where it needs the payload.
     """
-    verdict, events, bounds, run = Verdict(), list(events), bounds or Bounds(), run or Run()
-    leases = {each: read_leases(each, log, sessions, rules) for each, log in sorted(dump.markers.items())}
-    whole = Whole(dump, leases, {session.tracker_id for session in sessions})
-    check_ends(whole, sessions, bounds, verdict)
-    _check_copies(whole, bounds, verdict)
-    _check_dead_letters(whole, verdict)
-    _check_counts(whole, verdict)
-    _check_set_aside(whole, verdict)
-    for what in too_late([*verdict.waits, *verdict.other_waits], bounds):
+
+    partition: int
+    offset: int
+    at_ms: int
+    message: MessageId
+    marker: Marker
+    rules: QueueRules
+    decided: Decided | None
+    wrong: str = ""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A decision whose END has not come, and what consumers have said of its message meanwhile."""
+
+    decided: Decided
+    said: str = ""
+    said_at: int = -1
+
+
+@dataclass(slots=True)
+class Followed:
+    """
+    One markers partition, read by the oracle to its end: ENDs of trackers, STARTs as marker offset and delivery count.
+
+    Of the messages in `said` a consumer said something between a decision and its END: a tracker counts either way.
+    """
+
+    oracle: Oracle
+    ends: list[Ended] = field(default_factory=list)
+    starts: defaultdict[MessageId, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    said: set[MessageId] = field(default_factory=set)
+    found: list[Violation] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class _Sessions:
+    """Which tracker decides where in a markers partition, and which decisions it has carried out."""
+
+    def __init__(self, evidence: Evidence, partition: int, log: Sequence[LoggedMarker]) -> None:
+        self.begins = [session.decides_from.get(partition, 0) for session in evidence.sessions] or [0]
+        trackers, injected = evidence.trackers, evidence.dump.injected
+        self._ends: defaultdict[MessageId, list[int]] = defaultdict(list)
+        self.written: set[int] = set()
+        for offset, _, marker in log:
+            if marker is not None and marker.type is MarkerType.END:
+                is_expired = marker.outcome is Outcome.EXPIRED and marker.consumer_id in trackers
+                if marker.outcome in BY_TRACKER or (is_expired and (partition, offset) not in injected):
+                    self.written.add(offset)
+                    for message in covered(marker):
+                        self._ends[message].append(offset)
+
+    def of(self, offset: int) -> int:
+        """Return the number of the session in which a marker offset lies."""
+        return max(0, bisect_right(self.begins, offset) - 1)
+
+    def decides(self, message: MessageId, tick: int) -> bool:
+        """Return whether the session of a TICK carried a decision out; if not it ended before, and decided nothing."""
+        ends = self._ends.get(message, [])
+        at = bisect_left(ends, tick)
+        return at < len(ends) and self.of(ends[at]) == self.of(tick)
+
+
+def follow(evidence: Evidence, partition: int) -> Followed:
+    """Read a markers partition, and match each END of a tracker with the decision that it carries out."""
+    log = evidence.dump.markers[partition]
+    sessions = _Sessions(evidence, partition, log)
+    found = Followed(Oracle(evidence.rules, decide_from=min(sessions.begins), decides=sessions.decides))
+    # A transaction ends where an offset is missing: its commit has taken it.
+    commits = [other.marker_offset for one, other in pairwise(log) if other.marker_offset > one.marker_offset + 1]
+    order: defaultdict[int, _Order] = defaultdict(_Order)
+    waiting: dict[MessageId, _Waiting] = {}
+    acked: set[MessageId] = set()
+    for logged in log:
+        offset, at_ms, marker = logged
+        for message in covered(marker) if marker is not None and marker.ranges else ():
+            assert marker is not None
+            if offset in sessions.written:
+                one, wrong = waiting.pop(message, None), ""
+                if one is None:
+                    wrong = "I3" if message in acked else "I7" if message in found.oracle.in_flight else "I4"
+                else:
+                    late = order[sessions.of(offset)].is_passed(one, bisect_right(commits, offset))
+                    wrong = "I3" if late else ""
+                    _note_said(evidence, partition, logged, one, found)
+                decided = None if one is None or wrong else one.decided
+                found.ends.append(Ended(partition, offset, at_ms, message, marker, found.oracle.rules, decided, wrong))
+                acked.discard(message)
+                continue
+            if marker.type is MarkerType.START:
+                found.starts[message].append((offset, max(1, marker.delivery_count)))
+                acked.discard(message)
+            if message in waiting:
+                _hear(waiting[message], offset, marker)
+                found.said.add(message)
+            elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
+                found.counts["late_acks"] += message not in found.oracle.in_flight
+                acked.add(message)
+        for decided in found.oracle.take(logged):
+            waiting[decided.message] = _Waiting(decided)
+    return found
+
+
+@dataclass(slots=True)
+class _Order:
+    """How far a session has decided: its transactions follow the order of the log."""
+
+    transaction: int = -1
+    settled: int = 0
+    needed: int = 0
+
+    def is_passed(self, one: _Waiting, transaction: int) -> bool:
+        """Return whether an earlier transaction needed a TICK behind what consumers have said of this decision."""
+        if transaction != self.transaction:
+            self.transaction, self.settled = transaction, self.needed
+        self.needed = max(self.needed, one.decided.tick)
+        return bool(one.said) and one.said_at < self.settled
+
+
+def _hear(one: _Waiting, offset: int, marker: Marker) -> None:
+    if one.said:
+        return
+    if marker.type is MarkerType.START:
+        one.said = "started again"
+    elif marker.type is MarkerType.END:
+        one.said = marker.outcome.name.lower()
+    else:
+        is_renewal = marker.release is Release.RENEWED and not marker.never_handed_out
+        one.said = "renewed" if is_renewal else "released"
+    one.said_at = offset
+
+
+def _note_said(evidence: Evidence, partition: int, logged: LoggedMarker, one: _Waiting, found: Followed) -> None:
+    """Count what came between decision and END, and bound how long that may be (I3)."""
+    if not one.said:
+        return
+    found.counts[f"{one.said.replace(' ', '_')}_after_decision"] += 1
+    # The decision is of the batch that has the TICK in it: a later one would have seen what came behind it.
+    bounds = evidence.bounds
+    decided_ms = bounds.marker_ms(partition, one.decided.tick, one.decided.tick_ms)
+    ended_ms = max(decided_ms, bounds.marker_ms(partition, logged.marker_offset, logged.appended_at_ms))
+    passed_ms = Quiet([*bounds.away, *bounds.held_up]).longest_ms(decided_ms, ended_ms)
+    if passed_ms > bounds.late_ms:
+        what = f"{one.decided.message} was {one.said}, and ended {passed_ms} ms after the TICK that could decide it"
+        found.found.append(Violation("I3", what))
+
+
+def open_messages(dump: Dump, rules: QueueRules) -> dict[MessageId, int]:
+    """Return the messages that are in flight or that no consumer has taken, and when a deferral of each ends, or 0."""
+    open_until = {record.place: 0 for record in dump.messages}
+    for log in dump.markers.values():
+        oracle = Oracle(rules, decides=lambda _message, _tick: False)
+        started = {message for one in log if one.marker is not None for message in covered(one.marker)}
+        oracle.read(log)
+        for message in started:
+            open_until.pop(message, None)
+        for message, lease in oracle.in_flight.items():
+            is_deferral = lease.is_given_back and lease.marker == lease.start
+            open_until[message] = lease.deadline_ms if is_deferral else 0
+    return open_until
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Check everything that can be decided from the topics and the event files."""
+    verdict, dump = Verdict(), evidence.dump
+    followed = {partition: follow(evidence, partition) for partition in sorted(dump.markers)}
+    messages = {record.place: record for record in dump.messages}
+    ends = [end for each in followed.values() for end in each.ends]
+    for each in followed.values():
+        verdict.add_all(each.found)
+        verdict.counts.update(each.counts)
+    for end in ends:
+        _check_end(evidence, end, messages.get(end.message), verdict)
+    _check_copies(evidence, ends, messages, verdict)
+    _check_letters(evidence, ends, messages, verdict)
+    injected = _check_starts(evidence, followed, messages, verdict)
+    for what in too_late([*verdict.waits, *verdict.other_waits], evidence.bounds):
         verdict.add("I8", what)
-    for what in stalls(dump, bounds):
+    for what in stalls(dump, evidence.bounds):
         verdict.add("I9", what)
-    check_producers(whole, events, verdict)
-    _check_consumers(whole, events, bounds, run, verdict)
-    _check_conservation(whole, reported or {}, verdict)
-    for what in bad_endings(run, events):
-        verdict.add("I9", what)
-    for what in too_large(run):
-        verdict.add("I13", what)
-    if is_drained:
-        for place in sorted(open_messages(dump, list(leases.values()))):
-            verdict.add("I1", f"message {place} is open after the queue was drained")
-    _count(whole, verdict)
+    _check_senders(evidence, injected, verdict)
+    check_consumers(evidence, messages, verdict)
+    for partition, reported in evidence.reported.items():
+        for what in _miscounts(evidence, partition, reported, followed.get(partition)):
+            verdict.add("I10", f"markers partition {partition}: {what}")
+    for process in evidence.processes:
+        verdict.add_all(_process_faults(evidence, process))
+    _check_run(evidence, messages, verdict)
+    _count(evidence, followed, verdict)
     return verdict
 
 
-def open_messages(dump: Dump, leases: Sequence[Leases]) -> set[MessageId]:
-    """Return the copies that are in flight, or that no consumer has started yet."""
-    in_flight: set[MessageId] = set().union(*(each.in_flight for each in leases))
-    started: set[MessageId] = set().union(*(each.starts.keys() for each in leases))
-    return in_flight | {record.place for record in dump.messages if record.place not in started}
+def _check_starts(
+    evidence: Evidence, followed: Mapping[int, Followed], messages: Mapping[MessageId, Record], verdict: Verdict
+) -> set[MessageId]:
+    """I6: a START carries the count of its message's header and one more. Return what the injector has started."""
+    injected = set[MessageId]()
+    for partition, each in followed.items():
+        for message, starts in each.starts.items():
+            expected = messages[message].delivery_count + 1 if message in messages else 0
+            for offset, count in starts:
+                if (partition, offset) in evidence.dump.injected:
+                    injected.add(message)
+                elif expected and count != expected:
+                    verdict.add("I6", f"START of {message} is delivery {count}, expected {expected}")
+    return injected
 
 
-def _check_copies(whole: Whole, bounds: Bounds, verdict: Verdict) -> None:
+def _check_end(evidence: Evidence, end: Ended, source: Record | None, verdict: Verdict) -> None:
+    """I1, I3, I4, I5, I7, I12: who wrote an END of a tracker, whether a TICK decided it, whether its cause is one."""
+    is_injected = (end.partition, end.offset) in evidence.dump.injected
+    where = f"{end.marker.outcome.name} of {end.message} at marker {end.offset}"
+    if not is_injected:
+        _check_writer(evidence.sessions, end, verdict)
+    if end.decided is None:
+        if not is_injected:
+            is_letter = end.marker.outcome is Outcome.DEAD_LETTERED
+            verdict.add("I5" if is_letter else end.wrong, f"{where}: nothing was due there")
+        return
+    if end.marker.outcome is not Outcome.REDELIVERED:
+        due_ms, ended_ms = _due_ms(evidence, end), evidence.bounds.marker_ms(end.partition, end.offset, end.at_ms)
+        verdict.other_waits.append(Wait(end.message, due_ms, ended_ms))
+    if what := _false_cause(evidence, end, end.decided, source):
+        verdict.add("I1" if end.marker.outcome is Outcome.EXPIRED else "I5", f"{where}: {what}")
+
+
+def _due_ms(evidence: Evidence, end: Ended) -> int:
+    """Return when a lease was over, in true time."""
+    assert end.decided is not None
+    lease = end.decided.lease
+    began_ms = evidence.bounds.marker_ms(end.partition, lease.marker, lease.at_ms)
+    return max(began_ms + lease.held_ms, lease.due_at_ms)
+
+
+def _check_writer(sessions: Sequence[Any], end: Ended, verdict: Verdict) -> None:
+    """I12: a tracker of this queue, and nothing of an older one where a newer one decides."""
+    writer = end.marker.consumer_id
+    where = f"{writer!r} wrote marker {end.offset} of partition {end.partition}"
+    numbers = [number for number, session in enumerate(sessions) if session.tracker_id == writer]
+    if not numbers:
+        verdict.add("I12", f"{where}, and is no tracker of this queue")
+        return
+    newer = [session.decides_from.get(end.partition, 0) for session in sessions[numbers[-1] + 1 :]]
+    if newer and end.offset >= min(newer):
+        verdict.add("I12", f"{where} after a newer tracker took over")
+    if end.offset < sessions[numbers[0]].decides_from.get(end.partition, 0):
+        verdict.add("I12", f"{where} before it took over")
+
+
+def cause_of(reason: str) -> str:
+    """Return the cause in a reason for which a redelivery becomes a dead letter after all; empty for none."""
+    found = [(at, cause) for cause in (GONE, TOO_LARGE, TTL_OVER) if (at := f"; {reason}".find(f"; {cause}")) >= 0]
+    return min(found)[1] if found else ""
+
+
+def _false_cause(evidence: Evidence, end: Ended, decided: Decided, source: Record | None) -> str:
+    """Return what is wrong with what an END says; empty for nothing."""
+    outcome, lease = end.marker.outcome, decided.lease
+    # A START that carries no count, as kafka-mq-go's, leaves the count to the message.
+    counted = source.delivery_count + 1 if source is not None and lease.is_silent else 0
+    deliveries, limit = max(lease.count, counted), decided.rules.max_deliveries
+    is_last = lease.is_rejected or 0 < limit <= deliveries
+    if outcome is Outcome.REDELIVERED:
+        is_over = source is not None and expires_at_ms(source) <= decided.tick_ms
+        wrong = f"redelivered at delivery {deliveries}, or rejected" if is_last else ""
+        return wrong or ("redelivered, and its time to live was over" if is_over else "")
+    if outcome is Outcome.EXPIRED:
+        # What does not exist is dropped as expired, too; and so is what was rejected, where the queue drops it.
+        is_kept = end.rules.dead_letters_expired and source is not None
+        is_early = source is not None and expires_at_ms(source) > end.at_ms
+        return "dropped, before its time to live was over or where its queue keeps it" if is_kept or is_early else ""
+    if cause := cause_of(end.marker.reason):
+        return _false_death(evidence, end, cause, source)
+    if not is_last:
+        return f"a dead letter without a cause: {end.marker.reason!r}"
+    reached = f"delivery limit reached: {deliveries} of {limit}"
+    return _differs(end.marker.reason, lease.reason if lease.is_rejected else reached)
+
+
+def _false_death(evidence: Evidence, end: Ended, cause: str, source: Record | None) -> str:
+    """Return what is wrong with the cause for which a redelivery became a dead letter after all."""
+    if cause == GONE:
+        is_there = source is not None and end.message not in evidence.dump.removed
+        return "a dead letter because its payload is gone, and it is there" if is_there else ""
+    if source is None:
+        return ""
+    if cause == TOO_LARGE:
+        size = size_of(source)
+        return f"a dead letter because it is too large, and it has {size} bytes" if size < LARGE_BYTES else ""
+    if expires_at_ms(source) > end.at_ms or not end.rules.dead_letters_expired:
+        return "a dead letter because its time to live was over, and it was not, or its queue drops what expires"
+    return _differs(end.marker.reason, f"{TTL_OVER}{time_to_live_ms(source)} ms was over")
+
+
+def _differs(reason: str, expected: str) -> str:
+    return "" if reason.startswith(expected) else f"got {reason!r}, expected {expected!r}"
+
+
+def _by_previous(records: Sequence[Record]) -> dict[MessageId, list[Record]]:
+    found: defaultdict[MessageId, list[Record]] = defaultdict(list)
+    for record in sorted(records, key=lambda each: each.place):
+        if record.previous is not None:
+            found[record.previous].append(record)
+    return found
+
+
+def _ends_of(ends: Sequence[Ended], outcome: Outcome) -> dict[MessageId, list[Ended]]:
+    found: defaultdict[MessageId, list[Ended]] = defaultdict(list)
+    for end in ends:
+        if end.marker.outcome is outcome:
+            found[end.message].append(end)
+    return found
+
+
+def _check_copies(
+    evidence: Evidence, ends: Sequence[Ended], messages: Mapping[MessageId, Record], verdict: Verdict
+) -> None:
     """I1, I4, I6, I7, I11: as many copies as ENDs with REDELIVERED, in their order, each as it must be, not early."""
-    ends = whole.ends_of(Outcome.REDELIVERED)
-    for place in ends.keys() | whole.copies.keys():
-        mine, copies = ends.get(place, []), whole.copies.get(place, [])
-        if len(copies) != len(mine):
-            invariant = "I4" if len(copies) > len(mine) else "I1"
-            verdict.add(invariant, f"{place} has {len(copies)} copies, and {len(mine)} ENDs with REDELIVERED")
-        source = whole.messages.get(place)
-        for (partition, end), copy in zip(mine, copies, strict=False):
-            if end.segment is None:
+    copies, redelivered = _by_previous(evidence.dump.messages), _ends_of(ends, Outcome.REDELIVERED)
+    for place in sorted(redelivered.keys() | copies.keys()):
+        mine, found = redelivered.get(place, []), copies.get(place, [])
+        if len(found) != len(mine):
+            invariant = "I4" if len(found) > len(mine) else "I1"
+            verdict.add(invariant, f"{place} has {len(found)} copies, and {len(mine)} ENDs with REDELIVERED")
+        for end, copy in zip(mine, found, strict=False):
+            if end.decided is None:
                 continue
-            _check_early(copy, partition, end, bounds, verdict)
-            if source is None:
+            _check_early(evidence, end, copy, verdict)
+            if place in messages:
+                verdict.add_all(copy_differences(messages[place], end.decided, copy))
+            else:
                 verdict.add("I11", f"{copy.place} follows {place}, which is no message")
-                continue
-            for one in copy_differences(source, end, copy):
-                verdict.add(*one)
-    verdict.counts["redelivered"] = sum(map(len, whole.copies.values()))
+    verdict.counts["redelivered"] = sum(map(len, copies.values()))
+    letters = Counter(letter.origin for letter in evidence.dump.dead_letters)
+    back = Counter(record.origin for record in evidence.dump.messages if record.is_redriven)
+    for origin, count in (back - letters).items():
+        verdict.add("I5", f"{origin} came back from the dead-letter topic {count} times more often than it was there")
 
 
-def _check_early(copy: Record, partition: int, end: Justified, bounds: Bounds, verdict: Verdict) -> None:
+def _check_early(evidence: Evidence, end: Ended, copy: Record, verdict: Verdict) -> None:
     """I7: not early in true time, unless the broker's clock was set ahead while the message was held."""
-    segment = end.segment
-    assert segment is not None
-    began_ms = bounds.marker_ms(partition, segment.begin, segment.appended_at_ms)
-    came_ms = bounds.message_ms(copy)
-    due_ms = max(began_ms + segment.held_ms, segment.due_at_ms)
+    assert end.decided is not None
+    bounds, lease = evidence.bounds, end.decided.lease
+    due_ms, came_ms = _due_ms(evidence, end), bounds.message_ms(copy)
+    began_ms = bounds.marker_ms(end.partition, lease.marker, lease.at_ms)
     if came_ms >= due_ms - bounds.slack_ms:
-        verdict.waits.append(Wait(end.message_id, due_ms, came_ms))
+        verdict.waits.append(Wait(end.message, due_ms, came_ms))
     elif any(began_ms - bounds.slack_ms <= ahead_ms <= came_ms for ahead_ms in bounds.set_ahead):
         verdict.counts["due_by_a_step_ahead"] += 1
     else:
-        verdict.add("I7", f"copy {copy.place} of {end.message_id} came {due_ms - came_ms} ms early")
+        verdict.add("I7", f"copy {copy.place} of {end.message} came {due_ms - came_ms} ms early")
 
 
-def _check_dead_letters(whole: Whole, verdict: Verdict) -> None:
-    """I5, I6, I11: one dead letter for each END with DEAD_LETTERED, each as it must be, and one end of a message."""
-    ends = whole.ends_of(Outcome.DEAD_LETTERED)
-    for place in ends.keys() | whole.letters.keys():
-        mine, letters = ends.get(place, []), whole.letters.get(place, [])
-        if len(letters) != len(mine):
-            verdict.add("I5", f"{place} has {len(letters)} dead letters, and {len(mine)} ENDs with DEAD_LETTERED")
-        for (_, end), letter in zip(mine, letters, strict=False):
-            if end.segment is not None:
-                _check_letter(whole, end, letter, verdict)
-    _check_one_end(whole, verdict)
-    verdict.counts["dead_lettered"] = len(whole.dump.dead_letters)
-
-
-def _check_letter(whole: Whole, end: Justified, letter: Record, verdict: Verdict) -> None:
-    queue, cause = whole.dump.queue_topic, cannot(end.reason)
-    source = whole.messages.get(end.message_id)
-    is_empty = cause == GONE or "too large for the dead-letter topic too" in end.reason
-    if is_empty:
-        verdict.counts["payload_gone"] += 1
-        if source is None and end.message_id.queue_partition in whole.queue_partitions:
-            verdict.add("I5", f"{end.message_id} is a dead letter, and was never a message")
-        found = empty_letter_differences(end, letter, queue)
-    elif source is None:
-        verdict.add("I5", f"{end.message_id} is a dead letter, and was never a message")
-        return
-    else:
-        found = letter_differences(source, end, letter, queue)
-    for one in found:
-        verdict.add(*one)
-
-
-def _check_one_end(whole: Whole, verdict: Verdict) -> None:
-    """I4, I5: a message ends once, and once more for each further lease, and for each ack behind the decision."""
-    leases: Counter[MessageId] = Counter()
-    copies: defaultdict[MessageId, set[MessageId]] = defaultdict(set)
-    for account in whole.accounts.values():
-        for lease in account.leases:
-            leases[whole.origin(lease.message_id)] += 1
-            copies[whole.origin(lease.message_id)].add(lease.message_id)
-    twice = Counter(whole.origin(end.message_id) for _, end in whole.ends if end.is_acked and end.segment is not None)
-    letters = Counter(whole.origin(letter.previous) for letter in whole.dump.dead_letters if letter.previous)
-    acked = Counter(whole.origin(place) for each in whole.leases.values() for place in each.acked)
-    for origin in letters.keys() | acked.keys():
-        allowed = 1 + leases[origin] - len(copies[origin]) + twice[origin]
-        ends = letters[origin] + acked[origin]
-        verdict.counts["ends_besides_the_first"] += max(0, min(ends, allowed) - 1)
-        if ends > allowed:
-            what = f"{letters[origin]} dead letters and {acked[origin]} acks, at most {allowed} ends"
-            verdict.add("I5" if letters[origin] else "I4", f"{origin} has {what}")
-
-
-def _check_counts(whole: Whole, verdict: Verdict) -> None:
-    """I6: a START carries the count of its message's header and one more."""
-    for partition, each in whole.leases.items():
-        for place, starts in each.starts.items():
-            record = whole.messages.get(place)
-            if record is None:
-                continue
-            for offset, count, _ in starts:
-                if count != record.delivery_count + 1 and not whole.is_injected(partition, offset):
-                    verdict.add("I6", f"START of {place} is delivery {count}, expected {record.delivery_count + 1}")
-
-
-def _check_set_aside(whole: Whole, verdict: Verdict) -> None:
-    """I5: a dead letter is a message of the queue."""
-    for letter in whole.dump.set_aside:
-        verdict.add("I5", f"{letter.place} is a dead letter of no message: {(letter.value or b'')[:20]!r}")
-
-
-def _check_consumers(
-    whole: Whole, events: Sequence[Mapping[str, Any]], bounds: Bounds, run: Run, verdict: Verdict
+def _check_letters(
+    evidence: Evidence, ends: Sequence[Ended], messages: Mapping[MessageId, Record], verdict: Verdict
 ) -> None:
-    """I1, I4, I5, I6, I7, I12: what handlers did and what their consumers wrote; what the promises leave room for."""
-    hands = Hands(whole.dump, events, bounds, whole.trackers)
-    for one in hands.findings():
-        verdict.add(*one)
-    verdict.counts["acked_again"] = hands.acked_again
-    refetches = Refetches(hands, run, events, bounds)
-    for what in refetches.faults():
-        verdict.add("I4", what)
-    verdict.counts["fetched_again"] = len(refetches.found)
-    verdict.counts["fetched_again_from_the_living"] = refetches.by_change
-    check_results(whole, hands, [message_id for message_id, _, _ in refetches.found], verdict)
-    for what in crowded_suspects(hands, events, whole.messages, TrueTimes(events)):
-        verdict.add("I17", what)
-    if bounds.letters_need_a_cause:
-        failed = {whole.origin(place) for name in ("raised", "rejected") for place, _ in hands.done[name]}
-        for letter in whole.dump.dead_letters:
+    """I5, I6, I11: one dead letter for each END with DEAD_LETTERED, each as it must be."""
+    letters, dead = _by_previous(evidence.dump.dead_letters), _ends_of(ends, Outcome.DEAD_LETTERED)
+    partitions = {place.queue_partition for place in messages}
+    for place in sorted(dead.keys() | letters.keys()):
+        mine, found = dead.get(place, []), letters.get(place, [])
+        if len(found) != len(mine):
+            verdict.add("I5", f"{place} has {len(found)} dead letters, and {len(mine)} ENDs with DEAD_LETTERED")
+        source = messages.get(place)
+        for end, letter in zip(mine, found, strict=False):
+            queue, reason = evidence.dump.queue, end.marker.reason
+            is_empty = cause_of(reason) == GONE or "too large for the dead-letter topic too" in reason
+            verdict.counts["payload_gone"] += is_empty
+            if source is None and (not is_empty or place.queue_partition in partitions):
+                verdict.add("I5", f"{place} is a dead letter, and was never a message")
+            elif end.decided is not None:
+                verdict.add_all(letter_differences(None if is_empty else source, end.decided, letter, queue, reason))
+    if strangers := [letter.place for letter in evidence.dump.dead_letters if letter.previous is None]:
+        verdict.add("I5", f"{len(strangers)} records of the dead-letter topic are no dead letters: {strangers[:3]}")
+    verdict.counts["dead_lettered"] = len(evidence.dump.dead_letters)
+    if evidence.bounds.letters_need_a_cause:
+        copies = [MessageId(*each["copy"]) for each in evidence.events if each["event"] in {"raised", "rejected"}]
+        failed = {messages[copy].origin for copy in copies if copy in messages}
+        for letter in evidence.dump.dead_letters:
             if letter.origin not in failed:
                 verdict.add("I5", f"{letter.origin} is a dead letter, and no handler failed on it or rejected it")
-    if run.injections is not None:
-        _check_run(whole, events, run, verdict)
 
 
-def _check_run(whole: Whole, events: Sequence[Mapping[str, Any]], run: Run, verdict: Verdict) -> None:
-    """A run that sent nothing, delivered nothing or broke nothing has proved nothing."""
-    if not run.injections:
+@dataclass(slots=True)
+class _Sent:
+    """What senders say of their messages, by name: how often tried, where confirmed, what asked for."""
+
+    tried: Counter[str] = field(default_factory=Counter)
+    durable: dict[str, MessageId | None] = field(default_factory=dict)
+    asked: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    is_incomplete: bool = False
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take an event."""
+        name = str(event.get("id", ""))
+        match event["event"]:
+            case "send":
+                self.tried[name] += 1
+                self.asked[name] = event.get("asked", {})
+            case "sent":
+                self.durable[name] = MessageId(*event["place"]) if event.get("place") else None
+            case "send_failed":
+                self.failed.add(name)
+            case "send_incomplete":
+                self.is_incomplete = True
+
+
+def _check_senders(evidence: Evidence, injected: set[MessageId], verdict: Verdict) -> None:
+    """I1, I2, I11: what was confirmed is in the topic once, as it was sent, where it was confirmed; nothing else is."""
+    sent = _Sent()
+    for event in evidence.events:
+        sent.hear(event)
+    firsts = _first_copies(evidence.dump, injected)
+    for name in sorted(sent.durable.keys() - firsts.keys()):
+        verdict.add("I1", f"{name} was durable as {sent.durable[name]} and is not in the queue topic")
+    for name, records in sorted(firsts.items()):
+        tried, place = sent.tried[name], sent.durable.get(name)
+        if len(records) > tried:
+            verdict.add("I2", f"{name!r} is in the queue topic {len(records)} times, and was sent {tried} times")
+        if place is not None and place not in {record.place for record in records}:
+            verdict.add("I1", f"{name} was durable as {place}, and is {records[0].place}")
+        pairs = [(each, header, value) for each in records for header, value in sent.asked.get(name, {}).items()]
+        for record, header, value in pairs:
+            if record.header(header) != value.encode():
+                verdict.add("I11", f"{name} asks for {header} {value!r}, and has {record.header(header)!r}")
+    given = {str(event.get("id", "")) for event in evidence.events if event["event"] == "delivered"}
+    for name in sorted(given - sent.tried.keys() - {""}):
+        verdict.add("I2", f"a handler was given {name!r}, which was never sent")
+    verdict.counts["sends_unknown"] = unknown = len(sent.tried.keys() - sent.durable.keys() - sent.failed)
+    if unknown and not sent.is_incomplete:
+        verdict.add("I1", f"{unknown} sends have no answer, and every sender was closed in order")
+
+
+def _first_copies(dump: Dump, injected: set[MessageId]) -> dict[str, list[Record]]:
+    """Return the messages as they were sent, by name, without those that the injector has made and started."""
+    found: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in dump.messages:
+        is_first = record.previous is None and not record.is_redriven
+        if is_first and (record.id or record.place not in injected):
+            found[record.id].append(record)
+    return found
+
+
+def _miscounts(evidence: Evidence, partition: int, reported: Reported, followed: Followed | None) -> Iterator[str]:
+    """
+    I10: yield where a tracker's own counts differ from the log's.
+
+    What a consumer says between the TICK that decides and the tracker's END, a tracker that had decided ignores, and
+    one that reads that part of the log again counts. Of such a message either is right.
+    """
+    counts = {"in_flight": reported.in_flight, **reported.counters}
+    ended = sum(counts[name] for name in COUNTED[1:])
+    if counts["started"] != ended:
+        yield f"the tracker counts {counts['started']} started, {ended} accounted for"
+    log = evidence.dump.markers.get(partition, [])
+    sessions = _Sessions(evidence, partition, log)
+    apart: set[MessageId] = set()
+    if followed is not None:
+        unread = {end.message for end in followed.ends if _is_either(end, reported.next_marker_offset)}
+        apart = followed.said | unread
+
+    def read(decides: Callable[[MessageId, int], bool]) -> Oracle:
+        oracle = Oracle(evidence.rules, decide_from=min(sessions.begins), decides=decides)
+        oracle.read(one for one in log if one.marker_offset < reported.begins_at)
+        # Its state began here: it knows the rules and the clock, and of no lease.
+        oracle.counts, oracle.in_flight, oracle.decided = Counter(), {}, {}
+        oracle.counts_of = {message: Counter() for message in apart}
+        oracle.read(one for one in log if reported.begins_at <= one.marker_offset < reported.next_marker_offset)
+        oracle.counts["in_flight"] = len(oracle.in_flight)
+        for message, own in oracle.counts_of.items():
+            own["in_flight"] = int(message in oracle.in_flight)
+        return oracle
+
+    one, other = read(sessions.decides), read(lambda _message, _tick: False)
+    for name in COUNTED:
+        pairs = [(one.counts_of[message][name], other.counts_of[message][name]) for message in apart]
+        sure = one.counts[name] - sum(mine for mine, _ in pairs)
+        least, most = sure + sum(map(min, pairs)), sure + sum(map(max, pairs))
+        if not least <= counts[name] <= most:
+            expected = str(least) if least == most else f"{least} to {most}"
+            yield f"the tracker counts {counts[name]} {name}, the log {expected} below {reported.next_marker_offset}"
+
+
+def _is_either(end: Ended, read_to: int) -> bool:
+    """Return whether a tracker ended otherwise what it had decided (a payload was gone), or has not read that END."""
+    if end.decided is None:
+        return False
+    expected = Outcome.DEAD_LETTERED if end.decided.is_dead else Outcome.REDELIVERED
+    return end.marker.outcome is not expected or end.decided.tick < read_to <= end.offset
+
+
+def _process_faults(evidence: Evidence, process: Process) -> Iterator[Violation]:
+    """I9, I13: yield where a process ended by itself, or with an error, or took too much."""
+    name, last = process.name, (process.log.strip().splitlines() or [""])[-1]
+    trackers = sum(each.kind == TRACKER for each in evidence.processes)
+    is_fenced = process.kind == TRACKER and trackers > 1 and (FENCED in last or CONCURRENT in process.log.lower())
+    if process.exit_code is None or process.is_hung:
+        yield Violation("I9", f"{name} did not end when it was asked to")
+    elif process.exit_code and not process.is_ended_by_us and not is_fenced:
+        yield Violation("I9", f"{name} ended with {process.exit_code}: {last}")
+    elif process.kind == WORKER and process.exit_code == 0 and name not in evidence.ended:
+        yield Violation("I9", f"{name} ended with 0 and left its work in the middle")
+    if process.kind == WORKER and TRACEBACK in process.log:
+        after = process.log[process.log.index(TRACEBACK) :].splitlines()[1:]
+        error = next((line for line in after if line[:1].strip()), "")
+        yield Violation("I9", f"{name} logs an error that nothing caught: {error}")
+    python_mib, jvm_mib = MOST_MIB.get(process.kind, (10**9, 10**9))
+    if process.python_mib > python_mib or process.jvm_mib > jvm_mib:
+        took = f"{process.python_mib} MiB and {process.jvm_mib} MiB in a JVM"
+        yield Violation("I13", f"{name} took {took}, bounds {python_mib} and {jvm_mib}")
+
+
+def _check_run(evidence: Evidence, messages: Mapping[MessageId, Record], verdict: Verdict) -> None:
+    """I1, I13: nothing is open at the end, no checkpoint is too large; and a run that broke nothing proved nothing."""
+    for place in sorted(open_messages(evidence.dump, evidence.rules)) if evidence.is_drained else ():
+        verdict.add("I1", f"message {place} is open after the queue was drained")
+    if evidence.checkpoint_mib > MOST_CHECKPOINT_MIB:
+        verdict.add("I13", f"a checkpoint has {evidence.checkpoint_mib} MiB, bound {MOST_CHECKPOINT_MIB} MiB")
+    if evidence.injections is None:
+        return
+    kinds = {event["event"] for event in evidence.events}
+    if not evidence.injections:
         verdict.add("harness", "nothing was injected")
-    if not whole.messages:
+    if not messages:
         verdict.add("harness", "the queue topic is empty: nothing was sent")
-    kinds = {event["event"] for event in events}
     if "began" in kinds and "delivered" not in kinds:
         verdict.add("harness", "workers began, and no handler was given a message")
 
 
-def _check_conservation(whole: Whole, reported: Mapping[int, ReportedStatus], verdict: Verdict) -> None:
-    """I10: every lease is in flight or ended in one way, by the markers, by the other topics, and by the tracker."""
-    accounts, dump = whole.accounts, whole.dump
-    copies = sum(record.previous is not None for record in dump.messages)
-    for what in unbalanced(accounts.values(), whole.leases.values(), copies, len(dump.dead_letters)):
-        verdict.add("I10", what)
-    for partition, (begins_at, status) in reported.items():
-        account = accounts.get(partition)
-        if begins_at and account is not None:
-            log, leases = dump.markers[partition], whole.leases[partition]
-            account = read_account(log, leases, whole.trackers, begins_at=begins_at)
-        for what in untrue(status, account or Account()):
-            verdict.add("I10", f"markers partition {partition}: {what}")
-    verdict.counts["leases"] = sum(len(account.leases) for account in accounts.values())
-    verdict.counts["leases_reported_by_tracker"] = sum(status.counters["started"] for _, status in reported.values())
-
-
-def _count(whole: Whole, verdict: Verdict) -> None:
-    """Count what was seen."""
-    counts, dump = verdict.counts, whole.dump
+def _count(evidence: Evidence, followed: Mapping[int, Followed], verdict: Verdict) -> None:
+    counts, dump = verdict.counts, evidence.dump
     counts["messages"] = sum(record.previous is None for record in dump.messages)
-    counts["set_aside"] = len(dump.set_aside)
-    counts["late_acks"] = sum(each.late_acks for each in whole.leases.values())
-    counts["ticks"] = sum(
-        logged.marker is not None and logged.marker.type is MarkerType.TICK
-        for log in dump.markers.values()
-        for logged in log
-    )
-    counts["open"] = sum(lease.ended == OPEN_END for account in whole.accounts.values() for lease in account.leases)
+    counts["no_markers"] = sum(one.marker is None for log in dump.markers.values() for one in log)
+    for each in followed.values():
+        counts["leases"] += each.oracle.counts["started"]
+        counts["ticks"] += each.oracle.counts["ticks"]
+        counts["ends_of_trackers"] += len(each.ends)
+    counts["leases_reported_by_tracker"] = sum(one.counters["started"] for one in evidence.reported.values())

@@ -11,38 +11,31 @@ import shutil
 import struct
 import subprocess
 import tempfile
-import time
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from faults.processes import now_ms
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from faults.protocol import MessageId
     from faults.topics import Dump
     from faults.waits import Bounds
+    from kmq_spark.core.markers import MessageId
 
+HOUR_MS = 3_600_000
 EDGE_MS = 20
 """How exactly the instant of a step is known."""
 
 _MOVED_MS = struct.Struct("=q")
-
-SOURCE = Path(__file__).parent / "clock" / "false_clock.c"
+_SOURCE = Path(__file__).parent / "clock" / "false_clock.c"
 
 
 class FalseClock(NamedTuple):
-    """
-    A wrong wall clock.
-
-    Attributes:
-        offset_ms: How far it is ahead, milliseconds.
-        rate_ppm: How much too fast it is, millionths.
-        step_after_ms: When it jumps, milliseconds after the start of the process.
-        step_ms: By how much it jumps then, milliseconds.
-    """
+    """A wrong wall clock: how far ahead, how much too fast (millionths), when it jumps after a start, and by what."""
 
     offset_ms: int = 0
     rate_ppm: int = 0
@@ -51,8 +44,7 @@ class FalseClock(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Return the variables under which a process has this clock."""
-        numbers = (self.offset_ms, self.rate_ppm, self.step_after_ms, self.step_ms)
-        return {"LD_PRELOAD": str(_library()), "KMQ_FALSE_CLOCK": " ".join(map(str, numbers))}
+        return {"LD_PRELOAD": str(_library()), "KMQ_FALSE_CLOCK": " ".join(map(str, self))}
 
 
 class Epoch(NamedTuple):
@@ -66,25 +58,15 @@ class MovableClock:
     """
     A wall clock that the injector moves while its process runs.
 
-    Attributes:
-        epochs: How far it was ahead, and since when, in true time.
-
     Args:
         folder: Where its file goes.
+        epochs: How far it was ahead, and since when, in true time; right until now by default.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Make the file: the clock is right."""
+    def __init__(self, folder: Path, epochs: Sequence[Epoch] = ()) -> None:
         self._path = folder / "moved-clock"
         self._path.write_bytes(_MOVED_MS.pack(0))
-        self.epochs = [Epoch(time.time_ns() // 1_000_000, 0)]
-
-    @classmethod
-    def moved(cls, epochs: Sequence[Epoch]) -> MovableClock:
-        """Return a clock that was moved, to judge by: it cannot be moved any more."""
-        clock = cls.__new__(cls)
-        clock.epochs = list(epochs)
-        return clock
+        self.epochs = list(epochs) or [Epoch(now_ms(), 0)]
 
     def environment(self) -> dict[str, str]:
         """Return the variables under which a process has this clock."""
@@ -95,14 +77,14 @@ class MovableClock:
         with self._path.open("r+b", buffering=0) as file:
             # One write of eight aligned bytes: the process that maps them sees all or none.
             file.write(_MOVED_MS.pack(ahead_ms))
-        self.epochs.append(Epoch(time.time_ns() // 1_000_000, ahead_ms))
+        self.epochs.append(Epoch(now_ms(), ahead_ms))
 
     def true_times_ms(self, readings_ms: Sequence[int]) -> list[int]:
         """
         Return the true times of readings that follow each other, as the records of a partition do.
 
-        After a step back the clock shows again what it has shown before: of the spans that explain a reading, it
-        is the first that does not lie before the reading that precedes it.
+        After a step back the clock shows again what it has shown before: of the spans that explain a reading, it is the
+        first that does not lie before the reading that precedes it.
         """
         found: list[int] = []
         at_ms = 0
@@ -123,7 +105,7 @@ class MovableClock:
         records = sorted(dump.messages, key=lambda record: record.place)
         for _, group in groupby(records, key=lambda record: record.place.queue_partition):
             part = list(group)
-            times_ms = self.true_times_ms([record.appended_at_ms for record in part])
+            times_ms = self.true_times_ms([record.at_ms for record in part])
             messages |= {record.place: at for record, at in zip(part, times_ms, strict=True)}
         # Back from behind is a step ahead, too, and none for the log's clock, which had not gone back.
         set_ahead = [epoch.begins_at_ms for epoch in self.epochs if epoch.ahead_ms > 0]
@@ -146,6 +128,6 @@ def is_available() -> bool:
 @cache
 def _library() -> Path:
     target = Path(tempfile.mkdtemp(prefix="kmq-false-clock-")) / "false_clock.so"
-    command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(target), str(SOURCE), "-ldl"]
+    command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(target), str(_SOURCE), "-ldl"]
     subprocess.run(command, check=True)
     return target

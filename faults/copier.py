@@ -3,8 +3,7 @@ A process that copies the lines of a file into a queue, and continues where the 
 
     python -m faults.copier '{"bootstrap_servers": …, "queue": …, "file": …, "rate": 2000}'
 
-It prints one JSON object a line: `began` with generation and position, `copied` at the end of the file, `ended`, and
-`fenced` where a newer copier has taken over.
+It prints events: `began`, `copied` at the end of the file, `ended`, and `fenced` where a newer copier has taken over.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from faults.events import EventFile
 from kmq_spark import FencedError, ResumingProducer
 
 FENCED_CODE = 4
@@ -23,29 +23,25 @@ COMMIT_EVERY_S = 0.02
 """Between two commits, where the options say nothing else."""
 
 
-def _say(event: str, **fields: object) -> None:
-    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
-    sys.stdout.flush()
-
-
 def main(text: str) -> int:
     """Copy; return the exit code."""
     options: dict[str, Any] = json.loads(text)
     file, rate, is_staying = options.pop("file"), options.pop("rate", 0), options.pop("is_staying", False)
-    queue, commit_every_s = options.pop("queue"), options.pop("commit_every_s", COMMIT_EVERY_S)
+    commit_every_s = options.pop("commit_every_s", COMMIT_EVERY_S)
+    events, queue = EventFile.of_this_process(), options.pop("queue")
     try:
         with ResumingProducer(queue, "copier", **options) as producer:
             position: Any = producer.position or {"line": 0, "offset": 0}
-            _say("began", sequence=producer.sequence, position=position)
+            events.write("began", position=position)
             _copy(producer, file, position, rate, commit_every_s)
-            _say("copied", sequence=producer.sequence)
+            events.write("copied")
             while is_staying:
                 time.sleep(0.1)
                 producer.commit(producer.position)
     except FencedError as error:
-        _say("fenced", error=str(error))
+        events.write("fenced", error=str(error))
         return FENCED_CODE
-    _say("ended")
+    events.write("ended")
     return 0
 
 

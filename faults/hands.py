@@ -1,35 +1,32 @@
 """
-Consumers' hands: what handlers were given and did, by their event files, against what their consumers wrote.
+Consumers: what handlers were given and did, by their event files, against what their consumers wrote.
 
-Rule 1: a consumer speaks about what it holds: a KEEPALIVE or an END needs a START of its own for that message.
-Rule 2: one START hands out one delivery at most; one that was given back as uncounted hands out none.
-Rule 3: an ACKED needs a handler of that consumer that returned from that copy before; REJECTED and FAILED likewise.
-Rule 4: consumers and event files belong together by their process id, which both have in their names.
-Rule 5: a consumer repeats an ACKED whose first copy has no answer: only where the broker was away between the START and
-that ACKED, and once for each `ANSWER_MS` of it at most; or where it wrote the event `resent`, and once for each. It
-logs that once in `ANSWER_MS` at most, so that what it repeats up to `ANSWER_MS` later is covered.
-Rule 6: events carry a monotonic clock, which all processes of a machine share. The injector's wall clock is right: its
-events say what the monotonic clock means in true time.
+Rule 1: consumers and event files belong together by their process id: it is in a consumer's name and in the event that
+a worker writes as it begins.
+Rule 2: what a promise leaves room for (a message fetched again, an ack written again) needs a cause, and has a bound.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.copies import due_at_ms, expires_at_ms
-from faults.protocol import LOGICAL_QUEUE as QUEUE
-from faults.protocol import MarkerType, MessageId, Outcome, Release
-from faults.topics import Record
+from faults.evidence import WORKER, Violation
+from faults.oracle import covered
+from faults.waits import Interval
+from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
+from kmq_spark.wire.headers import LOGICAL_QUEUE, ORIGIN, SILENT_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from faults.protocol import Marker
-    from faults.topics import Dump
-    from faults.waits import Bounds
+    from faults.evidence import Evidence, Verdict
+    from faults.topics import Record
+    from kmq_spark.core.markers import Marker
 
 EDGE_MS = 250
 """How exactly an event's time and an append time can be compared."""
@@ -37,252 +34,191 @@ EDGE_MS = 250
 ANSWER_MS = 10_000
 """After this time without an answer a consumer writes a marker again: its producer's `delivery.timeout.ms`."""
 
-INJECTOR = "injector"
+CHANGE_MS = 15_000
+"""So long after a worker has come or gone the group may change: a session has to end, the others have to join."""
 
+COMMIT_MS = 1_000
+"""What a consumer starts within this time it may have left uncommitted."""
+
+REJOIN_MS = 3_000
+"""The same for one that was away, or whose broker was: it joins again first, and its session is of two seconds."""
+
+LOST_MS = 1_000
+"""A consumer counts a lease from before it writes the START: so much sooner it may take it for lost."""
+
+TRANSACTION = "transaction"
+"""Mode of the workers that acknowledge in transactions."""
+
+PROCESS = "process"
+"""Header of a result: the id of the process that wrote it. Its key is the place of the copy."""
+
+DONE = frozenset({"handled", "raised", "rejected", "released"})
+FOREVER_MS = 2**62
 _OF_WRITER = re.compile(r"-(\d+)-[0-9a-f]{4}$")
-_OF_ACTOR = re.compile(r"-(\d+)$")
 
+Holding = tuple[MessageId, str]
+"""A message, and the process that had it."""
 
-class Finding(NamedTuple):
-    """Of which invariant, and what."""
-
-    invariant: str
-    what: str
+Start = tuple[str, int]
+"""The process that started a message, and when."""
 
 
 class Said(NamedTuple):
-    """
-    What a consumer wrote about one message.
-
-    Attributes:
-        partition: Markers partition.
-        marker_offset: Where.
-        at_ms: Append time, true.
-        read_ms: Append time, as the broker's clock showed it.
-        marker: What.
-    """
+    """What a consumer wrote about one message: where, when in true time, when by the broker's clock, and what."""
 
     partition: int
-    marker_offset: int
+    offset: int
     at_ms: int
     read_ms: int
     marker: Marker
 
 
-def process_of_writer(name: str) -> str:
-    """Return the process id in the name of a consumer, role-host-process-random; the name where there is none."""
-    found = _OF_WRITER.search(name)
-    return found[1] if found else name
-
-
-def process_of_actor(name: str) -> str:
-    """Return the process id in the name of an event file, worker-process; the name where there is none."""
-    found = _OF_ACTOR.search(name)
-    return found[1] if found else name
-
-
-class TrueTimes:
-    """
-    Turns the monotonic clock of events into epoch milliseconds.
-
-    Args:
-        events: All of a queue; the injector's are used.
-    """
-
-    def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Collect what the injector saw on both clocks."""
-        seen = sorted((float(one["monotonic"]), float(one["wall"])) for one in events if _is_timed(one))
-        self._monotonic = [at for at, _ in seen]
-        self._ahead = [wall - at for at, wall in seen]
-
-    def of(self, event: Mapping[str, Any]) -> int | None:
-        """Return when an event was; None where that cannot be known."""
-        if not self._monotonic or "monotonic" not in event:
-            return None
-        at = float(event["monotonic"])
-        nearest = min(bisect_left(self._monotonic, at), len(self._monotonic) - 1)
-        return round(1000 * (at + self._ahead[nearest]))
-
-
-def _is_timed(event: Mapping[str, Any]) -> bool:
-    return event.get("actor") == INJECTOR and "monotonic" in event and "wall" in event
-
-
-Holding = tuple[MessageId, str]
-"""A message, and the process that had it."""
-
-
 class Hands:
-    """
-    What each process did with each message, by events and by markers.
+    """What each process, by its id, did with each message, by events (`done`) and by markers in log order (`said`)."""
 
-    Attributes:
-        began: First event of each process, which describes it, by process id.
-        done: By kind of event, message and process: when; None where that cannot be known.
-        given: Messages that handlers were given, with the names that they had.
-        said: By message and process: what it wrote, in log order.
-        acked_again: ACKEDs that were repeated because the first had no answer, once `findings` was asked.
-
-    Args:
-        dump: Topics.
-        events: All of a queue.
-        bounds: True append times.
-        trackers: Names of trackers, which are no consumers.
-    """
-
-    def __init__(self, dump: Dump, events: Sequence[Mapping[str, Any]], bounds: Bounds, trackers: set[str]) -> None:
-        """Put both in order."""
-        times = TrueTimes(events)
-        self.began = {process_of_actor(str(one["actor"])): one for one in events if one["event"] == "began"}
-        self.done: defaultdict[str, defaultdict[Holding, list[int | None]]] = defaultdict(lambda: defaultdict(list))
-        self.given: list[tuple[MessageId, str]] = []
-        for event in events:
+    def __init__(self, evidence: Evidence, messages: Mapping[MessageId, Record]) -> None:
+        self._evidence, self._messages = evidence, messages
+        self._pids = {str(one["actor"]): str(one["pid"]) for one in evidence.events if one["event"] == "began"}
+        self.began = {self._pids[str(one["actor"])]: one for one in evidence.events if one["event"] == "began"}
+        self.done: defaultdict[str, defaultdict[Holding, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.resent: defaultdict[str, list[int]] = defaultdict(list)
+        for event in evidence.events:
             if "copy" in event:
-                copy, kind = MessageId(*event["copy"]), str(event["event"])
-                self.done[kind][copy, process_of_actor(str(event.get("actor", "")))].append(times.of(event))
-                if kind == "delivered":
-                    self.given.append((copy, str(event.get("id", ""))))
+                holding = MessageId(*event["copy"]), self.process_of(event)
+                self.done[str(event["event"])][holding].append(evidence.true_ms(event))
+            elif event["event"] == "resent":
+                self.resent[self.process_of(event)].append(evidence.true_ms(event))
         self.said: defaultdict[Holding, list[Said]] = defaultdict(list)
-        for partition, log in dump.markers.items():
+        bounds, trackers = evidence.bounds, evidence.trackers
+        for partition, log in evidence.dump.markers.items():
             for offset, read_ms, marker in log:
-                if marker is None or (partition, offset) in dump.injected or marker.writer in trackers:
+                is_injected = (partition, offset) in evidence.dump.injected
+                if marker is None or not marker.ranges or is_injected or marker.consumer_id in trackers:
                     continue
-                at_ms, writer = bounds.marker_ms(partition, offset, read_ms), process_of_writer(marker.writer)
-                for message_id in marker.covered():
-                    self.said[message_id, writer].append(Said(partition, offset, at_ms, read_ms, marker))
-        self._records = {record.place: record for record in dump.messages}
+                at_ms, found = bounds.marker_ms(partition, offset, read_ms), _OF_WRITER.search(marker.consumer_id)
+                process = found[1] if found else marker.consumer_id
+                for message in covered(marker):
+                    self.said[message, process].append(Said(partition, offset, at_ms, read_ms, marker))
         self._slack_ms = EDGE_MS + bounds.slack_ms
-        self._away = bounds.away
-        self._resent: defaultdict[str, list[int]] = defaultdict(list)
-        for event in events:
-            if event["event"] == "resent" and (said_ms := times.of(event)) is not None:
-                self._resent[process_of_actor(str(event.get("actor", "")))].append(said_ms)
         self.acked_again = 0
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong."""
-        for holding, said in self.said.items():
-            yield from self._speech(holding, said)
-        for holding, delivered in self.done["delivered"].items():
-            yield from self._handing_out(holding, delivered)
-        for copy, name in self.given:
-            record = self._records.get(copy)
-            if record is None or record.id != name:
-                yield Finding("I2", f"a handler was given {name!r} as {copy}, which is {record and record.id!r}")
-        yield from self._strangers()
+    def process_of(self, event: Mapping[str, Any]) -> str:
+        """Return the process id of an event's actor; its name where it has none."""
+        actor = str(event.get("actor", ""))
+        return self._pids.get(actor, actor)
 
-    def starts(self) -> dict[MessageId, list[tuple[str, int]]]:
+    def starts(self) -> dict[MessageId, list[Start]]:
         """Return by which process, and when, each message was started, in log order."""
         found: defaultdict[MessageId, list[tuple[int, int, str, int]]] = defaultdict(list)
         for (copy, process), said in self.said.items():
             for one in said:
                 if one.marker.type is MarkerType.START:
-                    found[copy].append((one.partition, one.marker_offset, process, one.at_ms))
+                    found[copy].append((one.partition, one.offset, process, one.at_ms))
         return {copy: [(process, at_ms) for _, _, process, at_ms in sorted(each)] for copy, each in found.items()}
 
-    def _strangers(self) -> Iterator[Finding]:
-        """Yield messages that were started by consumers of another logical queue."""
-        for (copy, process), said in self.said.items():
-            record, ours = self._records.get(copy), self.began.get(process, {}).get("queue")
-            if record is None or ours is None or all(one.marker.type is not MarkerType.START for one in said):
-                continue
-            theirs = (record.header(QUEUE) or b"").decode("utf-8", "replace")
-            if theirs != ours:
-                yield Finding("I2", f"{copy} of logical queue {theirs!r} was started by a consumer of {ours!r}")
+    def faults(self) -> Iterator[Violation]:
+        """Yield what is wrong."""
+        for holding, said in self.said.items():
+            yield from self._speech(holding, said)
+        for holding, delivered in self.done["delivered"].items():
+            yield from self._handing_out(holding, delivered)
+        for event in self._evidence.events:
+            if event["event"] == "delivered":
+                copy, name = MessageId(*event["copy"]), str(event.get("id", ""))
+                record = self._messages.get(copy)
+                if record is None or record.id != name:
+                    what = f"a handler was given {name!r} as {copy}, which is {record and record.id!r}"
+                    yield Violation("I2", what)
 
-    def _speech(self, holding: Holding, said: Sequence[Said]) -> Iterator[Finding]:
+    def _speech(self, holding: Holding, said: Sequence[Said]) -> Iterator[Violation]:
         """Judge what a process wrote about a message."""
         copy, process = holding
-        has_started = False
-        acked = started = 0
+        record, started, acked, has_started = self._messages.get(copy), 0, 0, False
         for one in said:
             marker = one.marker
             if marker.type is MarkerType.START:
-                has_started = True
-                started += not marker.never_handed_out
-                yield from self._start(copy, one)
+                has_started, started = True, started + (not marker.never_handed_out)
+                if record is not None:
+                    yield from self._start(record, process, one)
             elif not has_started:
                 kind = marker.outcome.name if marker.type is MarkerType.END else marker.type.name
-                yield Finding("I12", f"{marker.writer!r} wrote {kind} of {copy}, and has not started it")
-            if marker.type is MarkerType.END:
+                yield Violation("I12", f"{marker.consumer_id!r} wrote {kind} of {copy}, and has not started it")
+            if marker.type is MarkerType.END and record is not None:
                 acked += marker.outcome is Outcome.ACKED
-                yield from self._end(holding, one)
+                yield from self._end(holding, record, one)
             if marker.release is Release.FAILED and not marker.never_handed_out:
                 yield from self._caused(holding, one, "raised", "a failure")
         if acked > started > 0:
             again = acked - started
             if again > self._repeats(process, said[0].at_ms, said[-1].at_ms):
-                yield Finding("I4", f"process {process} acked {copy} {acked} times, and started it {started} times")
+                yield Violation("I4", f"process {process} acked {copy} {acked} times, and started it {started} times")
             self.acked_again += again
 
     def _repeats(self, process: str, from_ms: int, until_ms: int) -> int:
-        """Return how often a process may have repeated a marker without an answer in a span of time."""
+        """Return how often a process may repeat a marker: while something was away, or as often as it said so."""
         by_absence = sum(
             1 + (end_ms - begin_ms) // ANSWER_MS
-            for begin_ms, end_ms in self._away
+            for begin_ms, end_ms in self._evidence.bounds.away
             if begin_ms <= until_ms and end_ms >= from_ms
         )
-        said = [at_ms for at_ms in self._resent[process] if from_ms - ANSWER_MS <= at_ms <= until_ms + self._slack_ms]
-        return by_absence + len(said)
+        first_ms, last_ms = from_ms - ANSWER_MS, until_ms + self._slack_ms
+        return by_absence + sum(first_ms <= at_ms <= last_ms for at_ms in self.resent[process])
 
-    def _start(self, copy: MessageId, one: Said) -> Iterator[Finding]:
-        record = self._records.get(copy)
-        if record is None:
-            return
+    def _start(self, record: Record, process: str, one: Said) -> Iterator[Violation]:
+        ours, theirs = (
+            self.began.get(process, {}).get("queue"),
+            (record.header(LOGICAL_QUEUE) or b"").decode("utf-8", "replace"),
+        )
+        if ours is not None and theirs != ours:
+            yield Violation("I2", f"{record.place} of logical queue {theirs!r} was started by a consumer of {ours!r}")
         # A first copy that is to wait is put off, whatever the time.
         due_ms = due_at_ms(record)
         if due_ms and not one.marker.never_handed_out:
-            yield Finding("I7", f"{copy} was started, and asks for a delay")
+            yield Violation("I7", f"{record.place} was started, and asks for a delay")
         elif due_ms > one.marker.due_at_ms:
-            yield Finding("I7", f"{copy} was put off until {one.marker.due_at_ms}, asked for {due_ms}")
+            yield Violation("I7", f"{record.place} was put off until {one.marker.due_at_ms}, asked for {due_ms}")
 
-    def _end(self, holding: Holding, one: Said) -> Iterator[Finding]:
-        """Judge an END."""
-        outcome, record = one.marker.outcome, self._records.get(holding[0])
-        if record is None:
-            return
-        if outcome is Outcome.EXPIRED:
-            yield from self._expired(holding, record, one)
-            return
-        if outcome is Outcome.ACKED:
-            yield from self._caused(holding, one, "handled", "an ack")
-        elif outcome is Outcome.REJECTED:
-            yield from self._caused(holding, one, "rejected", "a rejection")
+    def _end(self, holding: Holding, record: Record, one: Said) -> Iterator[Violation]:
+        match one.marker.outcome:
+            case Outcome.ACKED:
+                yield from self._caused(holding, one, "handled", "an ack")
+            case Outcome.REJECTED:
+                yield from self._caused(holding, one, "rejected", "a rejection")
+            case Outcome.EXPIRED:
+                yield from self._expired(holding, record, one)
 
-    def _caused(self, holding: Holding, one: Said, event: str, what: str) -> Iterator[Finding]:
+    def _caused(self, holding: Holding, one: Said, event: str, what: str) -> Iterator[Violation]:
         """Judge whether a handler did what its consumer says that it did, and before."""
-        times = self.done[event].get(holding, [])
+        times, who = self.done[event].get(holding, []), f"{holding[0]}: {what} by {one.marker.consumer_id!r}"
         if not times:
-            yield Finding("I1", f"{holding[0]}: {what} by {one.marker.writer!r}, and no handler of it {event} it")
-        elif all(at_ms is not None and at_ms > one.at_ms + self._slack_ms for at_ms in times):
-            yield Finding("I1", f"{holding[0]}: {what} by {one.marker.writer!r} before its handler had {event} it")
+            yield Violation("I1", f"{who}, and no handler of it {event} it")
+        elif min(times) > one.at_ms + self._slack_ms:
+            yield Violation("I1", f"{who} before its handler had {event} it")
 
-    def _expired(self, holding: Holding, record: Record, one: Said) -> Iterator[Finding]:
+    def _expired(self, holding: Holding, record: Record, one: Said) -> Iterator[Violation]:
         expiry_ms = expires_at_ms(record)
         started_ms = max((each.read_ms for each in self._started(holding) if each[:2] < one[:2]), default=0)
         if started_ms < expiry_ms:
-            yield Finding("I1", f"{holding[0]} was dropped as expired {expiry_ms - started_ms} ms before its time")
+            yield Violation("I1", f"{holding[0]} was dropped as expired {expiry_ms - started_ms} ms before its time")
 
     def _started(self, holding: Holding) -> list[Said]:
         return [one for one in self.said.get(holding, ()) if one.marker.type is MarkerType.START]
 
-    def _handing_out(self, holding: Holding, delivered: Sequence[int | None]) -> Iterator[Finding]:
+    def _handing_out(self, holding: Holding, delivered: Sequence[int]) -> Iterator[Violation]:
         """Judge what a handler was given."""
-        copy, process = holding
+        what = f"{holding[0]} was handed out in process {holding[1]}"
         starts = [one for one in self._started(holding) if not one.marker.never_handed_out]
         if len(delivered) > len(starts):
-            what = f"{len(delivered)} times, and started {len(starts)} times"
-            yield Finding("I4", f"{copy} was handed out in process {process} {what}")
+            yield Violation("I4", f"{what} {len(delivered)} times, and started {len(starts)} times")
             return
         if len(delivered) > len(starts) - self._taken_back(holding):
-            yield Finding("I6", f"{copy} was handed out in process {process}, and given back as if it had not been")
-        known = sorted(at_ms for at_ms in delivered if at_ms is not None)
-        for at_ms, start in zip(known, sorted(start.at_ms for start in starts), strict=False):
-            if at_ms < start - self._slack_ms:
-                yield Finding("I1", f"{copy} was handed out {start - at_ms} ms before its START was durable")
-        record = self._records.get(copy)
+            yield Violation("I6", f"{what}, and given back as if it had not been")
+        for at_ms, start_ms in zip(sorted(delivered), sorted(start.at_ms for start in starts), strict=False):
+            if at_ms < start_ms - self._slack_ms:
+                yield Violation("I1", f"{what} {start_ms - at_ms} ms before its START was durable")
+        record = self._messages.get(holding[0])
         if record is not None and all(start.read_ms >= expires_at_ms(record) for start in starts):
-            yield Finding("I7", f"{copy} was handed out after its time to live was over")
+            yield Violation("I7", f"{what} after its time to live was over")
 
     def _taken_back(self, holding: Holding) -> int:
         """Return how many STARTs a process has given back as uncounted."""
@@ -294,3 +230,167 @@ class Hands:
             elif marker.type is MarkerType.KEEPALIVE and marker.never_handed_out and is_held:
                 found, is_held = found + 1, False
         return found
+
+
+def check_consumers(evidence: Evidence, messages: Mapping[MessageId, Record], verdict: Verdict) -> None:
+    """I1, I2, I4, I6, I7, I12, I16, I17: what handlers did and what their consumers wrote."""
+    hands = Hands(evidence, messages)
+    verdict.add_all(hands.faults())
+    refetches = _Refetches(evidence, hands)
+    verdict.add_all(refetches.faults())
+    verdict.counts |= Counter(
+        acked_again=hands.acked_again,
+        fetched_again=len(refetches.found),
+        fetched_again_from_the_living=refetches.by_change,
+        results=len(evidence.dump.results),
+    )
+    fetched = Counter(_origin(messages, message) for message, _, _ in refetches.found)
+    verdict.add_all(_result_faults(evidence, hands, messages, fetched))
+    verdict.add_all(_suspect_faults(evidence, hands, messages))
+
+
+def _origin(messages: Mapping[MessageId, Record], place: MessageId) -> MessageId:
+    return messages[place].origin if place in messages else place
+
+
+class _Refetches:
+    """
+    I4: messages that were started, and started again.
+
+    That is right where the consumer that had started one before could not commit its position: it was killed or torn by
+    an exception, or it or the broker was away, and that between the two STARTs; or another worker has just come or
+    gone, or something has just come back, since a commit of an older generation is refused, once. A consumer that was
+    asked to end commits before it leaves. For each cause it is no more than that consumer had started within a second:
+    a commit follows each START.
+    """
+
+    def __init__(self, evidence: Evidence, hands: Hands) -> None:
+        self._bounds = evidence.bounds
+        self._causes: defaultdict[str, list[Interval]] = defaultdict(list)
+        # Who comes back has lost its place in the group: it may start messages before it learns so, and joins again.
+        self._changes: list[tuple[int, str]] = [(interval.end_ms, "") for interval in evidence.bounds.away]
+        for process in evidence.processes:
+            pid = hands.process_of({"actor": process.name})
+            if process.ended_at_ms is not None and process.kind == WORKER:
+                self._changes.append((process.ended_at_ms, pid))
+                if process.is_ended_by_us:
+                    self._causes[pid].append(Interval(process.ended_at_ms - EDGE_MS, FOREVER_MS))
+        for event in evidence.events:
+            if event["event"] in {"began", "ended"}:
+                self._changes.append((evidence.true_ms(event), hands.process_of(event)))
+            elif event["event"] == "interrupted":
+                at_ms = evidence.true_ms(event)
+                self._causes[hands.process_of(event)].append(Interval(at_ms - EDGE_MS, at_ms + EDGE_MS))
+        self._changes.sort()
+        starts = hands.starts()
+        self.found = [(message, *each) for message, found in starts.items() for each in pairwise(found)]
+        self._written: defaultdict[str, list[int]] = defaultdict(list)
+        for found in starts.values():
+            for pid, at_ms in found:
+                self._written[pid].append(at_ms)
+        self.by_change = 0
+
+    def faults(self) -> Iterator[Violation]:
+        """Yield what has no cause, and what is more than its cause allows."""
+        away = list(self._bounds.away)
+        lost: Counter[str] = Counter()
+        refused: Counter[tuple[str, tuple[int, str]]] = Counter()
+        for message, (pid, before_ms), (_, again_ms) in self.found:
+            own = [*self._causes[pid], *away]
+            if any(begin_ms <= again_ms and end_ms >= before_ms for begin_ms, end_ms in own):
+                lost[pid] += 1
+            elif (change := self._last_change(pid, again_ms)) is not None:
+                refused[pid, change] += 1
+            else:
+                what = f"{message} was started by process {pid}, and again, and nothing has happened to it"
+                yield Violation("I4", what)
+        self.by_change = refused.total()
+        for pid, count in lost.items():
+            if count > (most := self._most(pid, COMMIT_MS) * (len(self._causes[pid]) + len(away))):
+                yield Violation("I4", f"{count} messages of process {pid} were fetched again, at most {most} may be")
+        for (pid, (_, other)), count in refused.items():
+            if count > (most := self._most(pid, COMMIT_MS if other else REJOIN_MS)):
+                what = f"{count} messages of process {pid} were fetched again after a change, at most {most} may be"
+                yield Violation("I4", what)
+
+    def _most(self, pid: str, span_ms: int) -> int:
+        """Return the most that a consumer starts within some time, times the patience."""
+        times, span_ms = sorted(self._written[pid]), round(span_ms * self._bounds.patience)
+        return max((at - bisect_left(times, at_ms - span_ms) + 1 for at, at_ms in enumerate(times)), default=0)
+
+    def _last_change(self, pid: str, until_ms: int) -> tuple[int, str] | None:
+        """Return when another worker came or went, or something came back; None where that is long ago."""
+        for at_ms, other in reversed(self._changes[: bisect_left(self._changes, (until_ms + 1, ""))]):
+            if other != pid:
+                return (at_ms, other) if at_ms >= until_ms - CHANGE_MS * self._bounds.patience else None
+        return None
+
+
+def _result_faults(
+    evidence: Evidence, hands: Hands, messages: Mapping[MessageId, Record], fetched: Counter[MessageId]
+) -> Iterator[Violation]:
+    """
+    I16: each ack in a transaction has its result, each result its ack; a message has one.
+
+    What has a result is not redelivered and is no dead letter: the tracker sees the END before the TICK. A message has
+    one result more for each time that a copy of it was fetched again.
+    """
+    results = Counter(
+        (MessageId.parse(record.key), (record.header(PROCESS) or b"").decode()) for record in evidence.dump.results
+    )
+    acks: Counter[tuple[MessageId | None, str]] = Counter(
+        holding
+        for holding, said in hands.said.items()
+        if hands.began.get(holding[1], {}).get("mode") == TRANSACTION
+        for one in said
+        if one.marker.type is MarkerType.END and one.marker.outcome is Outcome.ACKED
+    )
+    for one in sorted(results.keys() | acks.keys(), key=str):
+        if results[one] != acks[one]:
+            what = f"{results[one]} results and {acks[one]} acks in transactions of process {one[1]}"
+            yield Violation("I16", f"{one[0]} has {what}")
+    by_origin = Counter(_origin(messages, copy) for copy, _ in results.elements() if copy is not None)
+    followed = {record.previous for record in (*evidence.dump.messages, *evidence.dump.dead_letters)}
+    for copy in sorted({copy for copy, _ in results if copy is not None and copy in followed}):
+        if not fetched[_origin(messages, copy)]:
+            yield Violation("I16", f"{copy} has a result, and was sent again or is a dead letter")
+    for origin, count in sorted(by_origin.items()):
+        if count > 1 + fetched[origin]:
+            yield Violation("I16", f"{origin} has {count} results, and was fetched again {fetched[origin]} times")
+
+
+def is_suspect(record: Record | None, limit: int) -> bool:
+    """Return whether a copy is suspected by a consumer that isolates after *limit* silent deliveries."""
+    return record is not None and record.header(ORIGIN) is not None and (record.number(SILENT_COUNT) or 0) >= limit
+
+
+def _suspect_faults(evidence: Evidence, hands: Hands, messages: Mapping[MessageId, Record]) -> Iterator[Violation]:
+    """
+    I17: while a handler has a suspect of killing its consumer, no handler of that process has another message.
+
+    A message is with a handler from the event in which it was given until the one that says what became of it, and no
+    longer than its lease by the log: what is lost holds nothing up.
+    """
+    held: defaultdict[str, set[MessageId]] = defaultdict(set)
+    for event in sorted((one for one in evidence.events if "copy" in one), key=lambda one: float(one["monotonic"])):
+        copy, process = MessageId(*event["copy"]), hands.process_of(event)
+        limit = int(hands.began.get(process, {}).get("isolate_after") or 0)
+        if event["event"] in DONE:
+            held[process].discard(copy)
+        if event["event"] != "delivered" or not limit:
+            continue
+        at_ms = evidence.true_ms(event)
+        for other in sorted(held[process]):
+            is_one = is_suspect(messages.get(copy), limit) or is_suspect(messages.get(other), limit)
+            if is_one and _is_leased(hands, other, process, at_ms):
+                what = f"{copy} was handed out in process {process} together with {other}, and one of them is a suspect"
+                yield Violation("I17", what)
+        held[process].add(copy)
+
+
+def _is_leased(hands: Hands, copy: MessageId, process: str, at_ms: int) -> bool:
+    """Return whether a process holds a message by the log."""
+    said = [one for one in hands.said.get((copy, process), ()) if one.at_ms <= at_ms]
+    ends = [one.at_ms + one.marker.redeliver_after_ms for one in said if one.marker.type is not MarkerType.END]
+    is_ended = bool(said) and said[-1].marker.type is MarkerType.END
+    return bool(ends) and not is_ended and ends[-1] - LOST_MS > at_ms

@@ -2,171 +2,177 @@
 
 from __future__ import annotations
 
-import sys
+import json
+import subprocess
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from faults.processes import READY_TIMEOUT_S, Child
-from faults.topics import read_dump
-from kmq_spark.ledger.reader import read_rows
-from kmq_spark.ledger.schema import DEAD_LETTERS, MARKERS, MESSAGES, Location
+from faults.oracle import Oracle
+from faults.processes import READY_TIMEOUT_S, Child, kmq
+from faults.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from faults.campaign import Campaign
-    from faults.stage import Stage
+    from faults.topics import Dump
 
-POLL_S = 0.001
 COMMIT_TIMEOUT_S = 60.0
-ALL_ROWS = 10**9
+VACUUM_HOURS = 168
 
 PLACES = {
-    MARKERS: ("marker_partition", "marker_offset", "range_index"),
-    MESSAGES: ("queue_partition", "message_offset"),
-    DEAD_LETTERS: ("dead_letter_partition", "dead_letter_offset"),
+    "markers": ("marker_partition", "marker_offset", "range_index"),
+    "messages": ("queue_partition", "message_offset"),
+    "dead_letters": ("dead_letter_partition", "dead_letter_offset"),
 }
+"""What names a row, by table."""
+
+PATTERNS = {"data written": "*/*/*.parquet", "Delta's commit": "*/_delta_log/*.json"}
+"""A data file that no commit names yet; a commit that Spark's commit log does not have yet."""
 
 
-class LedgerChild(Child):
-    """
-    `kmq ledger run` of one queue.
+def _ledger(stage: Stage, *options: str) -> Child:
+    """Start `kmq ledger run`."""
+    command = kmq("ledger", "run", stage.queue, "--events", "--bootstrap-server", stage.bootstrap_servers)
+    command += ["--ledger-dir", str(stage.folder / "ledger"), "--driver-memory", "512m", *options]
+    settings = {"KMQ_LEDGER__TRIGGER_INTERVAL_MS": "500"}
+    child = Child(command, stage.folder, f"ledger-{time.time_ns()}", environment=settings)
+    stage.children.append(child)
+    return child
 
-    Args:
-        stage: Queue.
-        folder: Folder of the tables.
-        options: More of the command.
-    """
 
-    def __init__(self, stage: Stage, folder: Path, *options: str) -> None:
-        """Start it."""
-        command = [
-            *(sys.executable, "-m", "kmq_spark.cli.main", "ledger", "run", stage.queue, "--events"),
-            *("--bootstrap-server", stage.bootstrap_servers, "--driver-memory", "512m"),
-            *options,
-        ]
-        self._patience = stage.patience
-        log = stage.folder / f"ledger-{time.time_ns()}.log"
-        super().__init__(command, log, {"KMQ_LEDGER__DIR": str(folder), "KMQ_LEDGER__INTERVAL": "0.5"})
+def _running_ledger(stage: Stage) -> Child:
+    """Start one, and wait until its queries run."""
+    ledger = _ledger(stage)
+    if ledger.wait_for("ready", READY_TIMEOUT_S):
+        stage.recovery_s.append(ledger.lived_s)
+    else:
+        stage.fail(f"the ledger did not get ready: {ledger.last_words()}")
+    return ledger
 
-    def wait_for(self, pattern: str, folder: Path) -> bool:
-        """Wait until there is one more file of a pattern; return whether there is."""
-        before, give_up_s = len(list(folder.glob(pattern))), time.monotonic() + COMMIT_TIMEOUT_S * self._patience
-        while time.monotonic() < give_up_s and self.is_running:
-            if len(list(folder.glob(pattern))) > before:
-                return True
-            time.sleep(POLL_S)
-        return False
 
-    def wait_ready(self) -> float:
-        """Wait until its queries run; return the seconds since it was started, -1 where it ended before."""
-        give_up_s = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < give_up_s and self.is_running:
-            if any('"ready"' in line for line in self.lines):
-                return time.monotonic() - self.began_s
-            time.sleep(0.1)
-        return -1
+def _wait_for_file(stage: Stage, ledger: Child, pattern: str) -> bool:
+    """Wait until there is one more file of a pattern; return whether there is."""
+    folder = stage.folder / "ledger"
+    before = len(list(folder.glob(pattern)))
+    give_up_s = time.monotonic() + COMMIT_TIMEOUT_S * stage.patience
+    while ledger.is_running and time.monotonic() < give_up_s:
+        if len(list(folder.glob(pattern))) > before:
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def killed(campaign: Campaign) -> Stage:
     """F17: the ledger killed before Delta's commit, and between that and Spark's own; no row lost or doubled."""
-    stage = campaign.stage("f17-ledger")
-    folder = stage.folder / "ledger"
-    # A data file that no commit names yet; a commit that Spark's commit log does not have yet.
-    patterns = {"data written": "*/*/*.parquet", "Delta's commit": "*/_delta_log/*.json"}
-    with stage.tracking():
-        stage.send(rate=campaign.rate(60))
-        stage.worker("crew")
-        for number in range(campaign.scaled(6, least=2)):
-            what = list(patterns)[number % len(patterns)]
-            ledger = _started(stage, folder)
-            # The tables' own first commits are behind it.
-            if ledger.wait_for(patterns[what], folder):
-                ledger.kill()
-                stage.injected("kill -9 of the ledger", after=what)
-            else:
-                stage.fail(f"F17: no commit of the ledger in time: {ledger.last_words()}")
-                ledger.kill()
-        stage.drain()
-    _must_be_whole(stage, folder)
+    stage = Stage(campaign, "f17-ledger")
+    stage.tracked()
+    stage.send(rate=campaign.rate(60))
+    stage.worker("crew")
+    for number in range(campaign.times(3, least=2)):
+        what = list(PATTERNS)[number % len(PATTERNS)]
+        ledger = _running_ledger(stage)
+        # The tables' own first commits are behind it.
+        if _wait_for_file(stage, ledger, PATTERNS[what]):
+            ledger.kill()
+            stage.injected("kill -9 of the ledger", after=what)
+        else:
+            stage.fail(f"F17: no commit of the ledger in time: {ledger.last_words()}")
+            ledger.kill()
+    stage.drain()
+    _must_be_whole(stage)
     return stage
 
 
 def compacted(campaign: Campaign) -> Stage:
     """F19: OPTIMIZE and VACUUM of another job beside the ledger; redelivery goes on, no row is lost or doubled."""
-    stage = campaign.stage("f19")
-    folder = stage.folder / "ledger"
-    location = Location(str(folder))
+    stage = Stage(campaign, "f19")
     refused: Counter[str] = Counter()
-    with stage.tracking():
-        stage.send(rate=campaign.rate(60))
-        stage.worker("crew")
-        ledger = _started(stage, folder)
-        ledger.wait_for("*/_delta_log/*.json", folder)
-        for number in range(campaign.scaled(3, least=1)):
-            for table in PLACES:
-                for statement in ("OPTIMIZE {}", "VACUUM {} RETAIN 168 HOURS"):
-                    try:
-                        campaign.spark().sql(statement.format(location.sql_name(table))).collect()
-                    except PySparkException as error:
-                        # The other job's own conflict, which is its to repeat; the ledger's rows are what is judged.
-                        refused[type(error).__name__] += 1
-                    stage.injected(statement.partition(" ")[0], table=table, round=number)
-            time.sleep(1)
-        if not ledger.is_running:
-            stage.fail(f"F19: the ledger ended: {ledger.last_words()}")
-        ledger.stop()
-        stage.drain()
+    stage.tracked()
+    stage.send(rate=campaign.rate(60))
+    stage.worker("crew")
+    ledger = _running_ledger(stage)
+    _wait_for_file(stage, ledger, PATTERNS["Delta's commit"])
+    for _ in range(campaign.times(3)):
+        for table in PLACES:
+            try:
+                other = DeltaTable(str(stage.folder / "ledger" / table))
+                other.optimize.compact()
+                stage.injected("OPTIMIZE", table=table)
+                other.vacuum(VACUUM_HOURS, dry_run=False)
+                stage.injected("VACUUM", table=table)
+            except DeltaError as error:
+                # The other job's own conflict, which is its to repeat; the ledger's rows are what is judged.
+                refused[type(error).__name__] += 1
+        time.sleep(3)
+    if not ledger.is_running:
+        stage.fail(f"F19: the ledger ended: {ledger.last_words()}")
+    stage.drain()
     if refused:
         stage.notes.append(f"the other job was refused: {dict(refused)}")
-    _must_be_whole(stage, folder)
+    _must_be_whole(stage)
     return stage
 
 
-def _started(stage: Stage, folder: Path) -> LedgerChild:
-    ledger = LedgerChild(stage, folder)
-    stage.adopt(ledger)
-    took_s = ledger.wait_ready()
-    if took_s < 0:
-        stage.fail(f"the ledger did not get ready: {ledger.last_words()}")
-    else:
-        stage.recovery_s.append(took_s)
-    return ledger
-
-
-def _must_be_whole(stage: Stage, folder: Path) -> None:
+def _must_be_whole(stage: Stage) -> None:
     """
     I10: when everything is written, each record of the topics is in its table once, and nothing else is.
 
     A marker has a row for each of its ranges, so a TICK has none; an unreadable one has one row.
     """
-    last = LedgerChild(stage, folder, "--once")
-    stage.adopt(last)
+    last = _ledger(stage, "--trigger", "available-now")
     if last.wait(READY_TIMEOUT_S) != 0:
         stage.fail(f"I10: the ledger did not write what is there: {last.exit_code}, {last.last_words()}")
         last.kill()
         return
-    dump = read_dump(stage.queue, stage.bootstrap_servers)
-    there: dict[str, Iterator[tuple[int, ...]]] = {
-        MARKERS: (
+    dump = stage.dump()
+    there: dict[str, Iterable[tuple[int, ...]]] = {
+        "markers": (
             (partition, one.marker_offset, index)
             for partition, log in dump.markers.items()
             for one in log
             for index in range(1 if one.marker is None else len(one.marker.ranges))
         ),
-        MESSAGES: (tuple(record.place) for record in dump.messages),
-        DEAD_LETTERS: (tuple(record.place) for record in dump.dead_letters),
+        "messages": (tuple(record.place) for record in dump.messages),
+        "dead_letters": (tuple(record.place) for record in dump.dead_letters),
     }
     for table, columns in PLACES.items():
-        rows: list[dict[str, Any]] = read_rows(Location(str(folder)), table, limit=ALL_ROWS)
-        written: Counter[tuple[int, ...]] = Counter(tuple(row[column] for column in columns) for row in rows)
-        expected = Counter(there[table])
-        lost, doubled = expected - written, written - expected
-        if lost or doubled:
-            stage.fail(
-                f"I10: table {table} lacks {len(lost)} records of {len(expected)}, and has {len(doubled)} too many"
-            )
+        written, expected = Counter(_rows(stage.folder / "ledger" / table, columns)), Counter(there[table])
+        if lost := expected - written:
+            stage.fail(f"I10: table {table} lacks {len(lost)} of {len(expected)} records")
+        if doubled := written - expected:
+            stage.fail(f"I10: table {table} has {len(doubled)} records too many")
+
+    _must_count_as_the_log(stage, dump)
+
+
+def _must_count_as_the_log(stage: Stage, dump: Dump) -> None:
+    """I10: the ledger's totals are those of the log: a lease ends by the first END behind its START."""
+    command = kmq("ledger", "show", "totals", "--ledger-dir", str(stage.folder / "ledger"), "-o", "json")
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    (totals,) = json.loads(shown.stdout)
+    expected: Counter[str] = Counter(
+        sent=sum(record.previous is None for record in dump.messages),
+        dead_letters=len(dump.dead_letters),
+        unreadable_markers=sum(one.marker is None for log in dump.markers.values() for one in log),
+        missing=0,
+    )
+    for log in dump.markers.values():
+        oracle = Oracle(decides=lambda _message, _tick: False)
+        oracle.read(log)
+        expected.update({name: oracle.counts[name] for name in ("started", "acked", "expired", "redelivered")})
+        # To the ledger a rejected message has ended, to the oracle it waits for its dead letter.
+        expected["dead_lettered"] += oracle.counts["dead_lettered"] - oracle.counts["rejected"]
+        expected["rejected"] += oracle.counts["rejected"]
+    if wrong := {name: (totals[name], count) for name, count in expected.items() if totals[name] != count}:
+        stage.fail(f"I10: the ledger's totals differ from the log's (ledger, log): {wrong}")
+
+
+def _rows(table: Path, columns: tuple[str, ...]) -> Iterable[tuple[int, ...]]:
+    found: Any = DeltaTable(str(table)).to_pyarrow_table(columns=list(columns))
+    return zip(*(found[column].to_pylist() for column in columns), strict=True)

@@ -1,24 +1,27 @@
-"""Faults of the markers log: twice, late, out of order, of unstarted messages; records that are no markers."""
+"""Faults of the markers log: twice, late, out of order, of no message; no markers, those of other versions, floods."""
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from faults.load import finished_messages, messages_in_flight, write_marker, write_record
-from faults.processes import processes_of
-from faults.product_log import read_marker_logs
+from confluent_kafka import Consumer, TopicPartition
+
+from faults.load import Asked, finished_messages, messages_in_flight, write
+from faults.oracle import BY_TRACKER
+from faults.stage import CALM, Stage
 from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_MESSAGES_PER_MARKER, Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.wire import marker_pb2
 from kmq_spark.wire.codec import encode_marker
+from kmq_spark.wire.headers import LOGICAL_QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from faults.campaign import Campaign
-    from faults.stage import Stage
+    from kmq_spark.core.markers import MessageId
 
 HOSTILE_LATE_MS = 60_000
 """I8: so long a hostile writer may hold up redeliveries: the tracker reads and ends whatever the markers name."""
@@ -37,161 +40,205 @@ NOT_MARKERS: tuple[bytes | None, ...] = (
     encode_marker(Marker(MarkerType.START, 0, (OffsetRange(1, 1),), redeliver_after_ms=1_000))[:3],
 )
 
+FOREIGN = "foreign"
+"""Logical queue that the consumers of other versions work on."""
+
+FOREIGN_LEASE_MS = 3_000
+MORE_FIELDS = b"\x98\x06\x01\xa2\x06\x03new"
+"""Field 99, a number, and field 100, three bytes: no version of ours has them."""
+
 
 def corrupted(campaign: Campaign) -> Stage:
     """F14: records that are no markers, among those that are."""
-    stage = campaign.stage("f14")
-    generator = random.Random(stage.seed)  # noqa: S311  # repeatable
-    with stage.tracking() as tracker:
-        stage.send(rate=campaign.rate(150))
-        stage.worker("crew").wait_working()
-        written = 0
-        for _ in range(campaign.scaled(3, least=1)):
-            for value in NOT_MARKERS:
-                partition = generator.randrange(stage.layout.partition_count)
-                write_record(stage, value, partition)
-                stage.injected("no marker", length=len(value or b""), partition=partition)
-                written += 1
-                time.sleep(0.2)
-        stage.drain()
-        if tracker.stats.restarts:
-            stage.fail(f"F14: the query was restarted {tracker.stats.restarts} times")
-    found = sum(status.counters["unreadable"] for status in tracker.stats.statuses.values())
-    if found != written:
-        stage.fail(f"F14: {written} records were no markers, the tracker counted {found}")
+    stage = Stage(campaign, "f14")
+    tracker = stage.tracked()
+    stage.send(rate=campaign.rate(150))
+    stage.worker("crew").wait_working()
+    for _ in range(campaign.times(2)):
+        for value in NOT_MARKERS:
+            write(stage, value, stage.random.randrange(stage.partitions))
+            stage.injected("no marker", length=len(value or b""))
+            time.sleep(0.2)
+    stage.drain()
+    if restarts := tracker.restarts():
+        stage.fail(f"F14: the query was restarted {restarts} times")
+    told = sum(status["counters"]["unreadable"] for status in tracker.statuses(stage.queue).values())
+    if told != stage.injections:
+        stage.fail(f"F14: {stage.injections} records were no markers, and the tracker has counted {told}")
     return stage
 
 
 def disordered(campaign: Campaign) -> Stage:
-    """F9: markers twice, late and out of order."""
-    stage = campaign.stage("f9", raised=0.0, rejected=0.0, poison=0.0, slow=0.0)
-    generator = random.Random(stage.seed)  # noqa: S311  # repeatable
-    with stage.tracking():
-        stage.send(rate=0, count=400).join()
-        stage.worker("crew").wait_working(400, 40 * stage.patience)
-        for _ in range(campaign.scaled(3, least=1)):
-            for injection in (
-                _ends_again,
-                _keep_alive_after_end,
-                _end_without_start,
-                _late_end,
-                _start_after_end,
-                _start_of_no_partition,
-            ):
-                injection(stage, generator)
-                stage.injected(injection.__name__.strip("_").replace("_", " "))
-                time.sleep(0.3)
-        _log_again(stage, generator)
-        stage.injected("a part of the log again")
-        stage.drain()
+    """F9: markers twice, late, out of order, and of messages that do not exist."""
+    stage = Stage(campaign, "f9", **CALM)
+    stage.tracked()
+    stage.send(rate=0, count=400).join()
+    stage.worker("crew").wait_working(400, 40 * stage.patience)
+    for _ in range(campaign.times(3)):
+        for injection in (
+            _ends_again,
+            _keep_alive_after_end,
+            _end_without_start,
+            _late_end,
+            _start_after_end,
+            _nowhere,
+        ):
+            injection(stage, stage.random.randrange(stage.partitions), (OffsetRange(stage.random.randrange(50), 3),))
+            stage.injected(injection.__name__.strip("_").replace("_", " "))
+            time.sleep(0.3)
+    _log_again(stage)
+    stage.injected("a part of the log again")
+    stage.drain()
     return stage
 
 
-def _pick(stage: Stage, generator: random.Random) -> tuple[int, OffsetRange]:
-    return generator.randrange(stage.layout.partition_count), OffsetRange(generator.randrange(50), 3)
+def _ends_again(stage: Stage, partition: int, covered: tuple[OffsetRange, ...]) -> None:
+    write(stage, Marker(MarkerType.END, partition, covered), times=3)
 
 
-def _ends_again(stage: Stage, generator: random.Random) -> None:
-    partition, covered = _pick(stage, generator)
-    for _ in range(3):
-        write_marker(stage, Marker(MarkerType.END, partition, (covered,)))
+def _keep_alive_after_end(stage: Stage, partition: int, covered: tuple[OffsetRange, ...]) -> None:
+    write(stage, Marker(MarkerType.KEEPALIVE, partition, covered, redeliver_after_ms=500))
 
 
-def _keep_alive_after_end(stage: Stage, generator: random.Random) -> None:
-    partition, covered = _pick(stage, generator)
-    write_marker(stage, Marker(MarkerType.KEEPALIVE, partition, (covered,), redeliver_after_ms=500))
+def _end_without_start(stage: Stage, partition: int, _covered: tuple[OffsetRange, ...]) -> None:
+    never = OffsetRange(10_000_000 + stage.random.randrange(1_000), 5)
+    write(stage, Marker(MarkerType.END, partition, (never,), outcome=stage.random.choice(list(Outcome)[:3])))
 
 
-def _end_without_start(stage: Stage, generator: random.Random) -> None:
-    partition, _ = _pick(stage, generator)
-    never = OffsetRange(10_000_000 + generator.randrange(1_000), 5)
-    write_marker(stage, Marker(MarkerType.END, partition, (never,), outcome=generator.choice(list(Outcome)[:3])))
-
-
-def _late_end(stage: Stage, generator: random.Random) -> None:
+def _late_end(stage: Stage, partition: int, covered: tuple[OffsetRange, ...]) -> None:
     """START, then nothing for zero to three leases, then END: redelivered where it came too late, and not otherwise."""
-    partition, covered = _pick(stage, generator)
-    write_marker(stage, Marker(MarkerType.START, partition, (covered,), redeliver_after_ms=400))
-    time.sleep(0.4 * generator.uniform(0, 3))
-    write_marker(stage, Marker(MarkerType.END, partition, (covered,)))
+    write(stage, Marker(MarkerType.START, partition, covered, redeliver_after_ms=400))
+    time.sleep(0.4 * stage.random.uniform(0, 3))
+    write(stage, Marker(MarkerType.END, partition, covered))
 
 
-def _start_after_end(stage: Stage, generator: random.Random) -> None:
-    partition, covered = _pick(stage, generator)
-    write_marker(stage, Marker(MarkerType.END, partition, (covered,)))
-    write_marker(stage, Marker(MarkerType.START, partition, (covered,), redeliver_after_ms=600))
+def _start_after_end(stage: Stage, partition: int, covered: tuple[OffsetRange, ...]) -> None:
+    write(stage, Marker(MarkerType.END, partition, covered))
+    write(stage, Marker(MarkerType.START, partition, covered, redeliver_after_ms=600))
 
 
-def _start_of_no_partition(stage: Stage, generator: random.Random) -> None:
+def _nowhere(stage: Stage, _partition: int, covered: tuple[OffsetRange, ...]) -> None:
     """A message of a queue partition that does not exist: its lease ends, and nothing else comes of it."""
-    covered = OffsetRange(generator.randrange(1_000), 2)
-    write_marker(stage, Marker(MarkerType.START, 999, (covered,), redeliver_after_ms=300), partition=0)
+    write(stage, Marker(MarkerType.START, 999, covered, redeliver_after_ms=300), partition=0)
 
 
-def _log_again(stage: Stage, generator: random.Random) -> None:
+def _log_again(stage: Stage) -> None:
     """Write a part of every markers partition once more, as a replication tool that lost its place does."""
-    for partition, log in read_marker_logs(stage.queue, stage.bootstrap_servers).items():
-        theirs = {MarkerType.TICK, MarkerType.RULES}
-        by_workers = {Outcome.ACKED, Outcome.REJECTED}
-        ours = [one.marker for one in log if one.marker is not None and one.marker.type not in theirs]
-        begin = generator.randrange(max(1, len(ours) - 20))
+    for partition, log in stage.dump().markers.items():
+        ours = [one.marker for one in log if one.marker is not None and one.marker.ranges]
+        begin = stage.random.randrange(max(1, len(ours) - 20))
         for marker in ours[begin : begin + 20]:
-            if marker.outcome in by_workers:
-                write_marker(stage, marker, partition)
+            if marker.outcome not in BY_TRACKER:
+                write(stage, marker, partition)
+
+
+def mixed(campaign: Campaign) -> Stage:
+    """F16: consumers of an older and of a newer version beside ours, and one of ours that takes their messages over."""
+    stage = Stage(campaign, "f16")
+    stage.tracked()
+    stage.send(rate=campaign.rate(100))
+    stage.worker("crew")
+    started: set[MessageId] = set()
+    for _ in range(campaign.times(2)):
+        for marker in (_older_marker, _newer_marker):
+            _work_as(stage, marker, started)
+            stage.injected("markers of another version", form=marker.__name__.strip("_"))
+            time.sleep(3)
+    stage.worker("takes-over", logical_queue=FOREIGN)
+    time.sleep(2 * FOREIGN_LEASE_MS / 1000)
+    stage.drain()
+    return stage
+
+
+def _older_marker(kind: MarkerType, partition: int, offset: int, lease_ms: int) -> bytes:
+    """Return a START or an END with the fields of the first version alone: no count, no range, no writer."""
+    marker = marker_pb2.Marker(type=kind.value, redeliver_after_ms=lease_ms)  # type: ignore[arg-type]  # an enum's number
+    marker.message_id.partition, marker.message_id.offset = partition, offset
+    return bytes(marker.SerializeToString())
+
+
+def _newer_marker(kind: MarkerType, partition: int, offset: int, lease_ms: int) -> bytes:
+    """Return a START or an END with fields that no version of ours knows."""
+    marker = Marker(kind, partition, (OffsetRange(offset, 1),), redeliver_after_ms=lease_ms, consumer_id="newer")
+    return encode_marker(marker) + MORE_FIELDS
+
+
+def _work_as(stage: Stage, marker: Callable[[MarkerType, int, int, int], bytes], started: set[MessageId]) -> None:
+    """Send twenty messages, start them as a consumer of another version, end every second one, and commit."""
+    stage.send(rate=0, count=20, ask=lambda _: Asked({"logical_queue": FOREIGN}, {LOGICAL_QUEUE: FOREIGN})).join()
+    messages = stage.dump().messages
+    waiting = [one for one in messages if one.header(LOGICAL_QUEUE) == FOREIGN.encode() and one.place not in started]
+    for number, record in enumerate(waiting):
+        partition, offset = record.place
+        write(stage, marker(MarkerType.START, partition, offset, FOREIGN_LEASE_MS), partition)
+        # What comes again is ended, so that nothing reaches the limit.
+        if number % 2 or record.previous is not None:
+            write(stage, marker(MarkerType.END, partition, offset, 0), partition)
+    started.update(record.place for record in waiting)
+    ends: dict[int, int] = {}
+    for partition, offset in (record.place for record in messages):
+        ends[partition] = max(ends.get(partition, 0), offset + 1)
+    # All messages of the logical queue's consumers are started.
+    group = QueueTopics.parse(stage.queue).logical_group(FOREIGN)
+    consumer = Consumer({"bootstrap.servers": stage.bootstrap_servers, "group.id": group})
+    try:
+        at = [TopicPartition(stage.queue, partition, end) for partition, end in ends.items()]
+        consumer.commit(offsets=at, asynchronous=False)
+    finally:
+        consumer.close()
 
 
 def flooded(campaign: Campaign) -> Stage:
     """F20: floods of KEEPALIVEs, of messages in flight and of unknown messages."""
-    stage = campaign.stage("f20")
-    with stage.tracking():
-        stage.send(rate=campaign.rate(150))
-        stage.worker("crew").wait_working()
-        for number in range(campaign.scaled(8, least=1)):
-            partition = number % stage.layout.partition_count
-            unknown = tuple(OffsetRange(20_000_000 + 2 * gap, 1) for gap in range(1_000))
-            ranges = unknown if number % 2 else (OffsetRange(1_000_000, 5_000),)
-            marker = Marker(MarkerType.KEEPALIVE, partition, ranges, redeliver_after_ms=1_000)
-            write_record(stage, encode_marker(marker), partition, times=100)
-            stage.injected("flood of KEEPALIVEs", markers=100, unknown=bool(number % 2))
-            time.sleep(0.5)
-        stage.drain()
+    stage = Stage(campaign, "f20")
+    stage.tracked()
+    stage.send(rate=campaign.rate(150))
+    stage.worker("crew").wait_working()
+    for number in range(campaign.times(4)):
+        unknown = tuple(OffsetRange(20_000_000 + 2 * gap, 1) for gap in range(1_000))
+        ranges = unknown if number % 2 else (OffsetRange(1_000_000, 5_000),)
+        marker = Marker(MarkerType.KEEPALIVE, number % stage.partitions, ranges, redeliver_after_ms=1_000)
+        write(stage, marker, times=100)
+        stage.injected("flood of KEEPALIVEs", markers=100)
+        time.sleep(0.5)
+    stage.drain()
     return stage
 
 
 def many_at_once(campaign: Campaign) -> Stage:
     """F20: tens of thousands of messages that fall due at the same instant."""
-    stage = campaign.stage("f20-burst", max_deliveries=0, raised=0.0, rejected=0.0, poison=0.0, slow=0.0, work_ms=0)
-    with stage.tracking():
-        finished_messages(stage, 1_000)
-        messages_in_flight(stage, campaign.scaled(20_000, least=2_000), lease_ms=1_000)
-        stage.injected("mass expiry")
-        stage.drain()
+    stage = Stage(campaign, "f20-burst", max_deliveries=0, work_ms=0, **CALM)
+    stage.tracked()
+    finished_messages(stage, 1_000)
+    messages_in_flight(stage, campaign.times(20_000, least=2_000), lease_ms=1_000)
+    stage.injected("mass expiry")
+    stage.drain()
     return stage
 
 
 def hostile(campaign: Campaign) -> Stage:
-    """F28: markers of a hostile writer: 100,000 unknown messages each, past the end, in the year 9999, forged ENDs."""
-    stage = campaign.stage("f28", poison=0.0)
+    """F28: markers of a hostile writer: of 100,000 unknown messages each, past the end, due in the year 9999."""
+    stage = Stage(campaign, "f28", poison=0.0)
     stage.judge(late_ms=HOSTILE_LATE_MS)
-    generator = random.Random(stage.seed)  # noqa: S311  # repeatable
     # A hundred thousand decisions in transactions of a hundred would measure the harness.
-    tracker = stage.tracker(max_transaction_messages=None)
-    stage.must_get_ready(tracker)
+    tracker = stage.tracked(max_transaction_messages=None)
     stage.send(rate=campaign.rate(100))
     stage.worker("crew").wait_working(50)
     time.sleep(3)
-    with MemoryPeak(tracker.group) as peak:
-        for number, (marker, times, what) in enumerate(_hostile_markers(campaign, generator)):
-            count = stage.layout.partition_count
-            # What becomes rows of the state goes to one partition at a time, everything else to all.
-            partitions = [number % count] if marker.type is MarkerType.START else range(count)
-            for partition in partitions:
-                value = encode_marker(replace(marker, queue_partition=partition if marker.ranges else -1))
-                write_record(stage, value, partition, times=times, is_hostile=True)
-            stage.injected(what, markers=times * len(partitions))
-            time.sleep(1)
-        time.sleep(5)
-    grown_mib = peak.grown_mib()
+    tracker.python_mib = 0
+    tracker.look()
+    before_mib = tracker.python_mib
+    for number, (marker, times, what) in enumerate(_hostile_markers(campaign.times(3))):
+        # What becomes rows of the state goes to one partition at a time, everything else to all.
+        is_start = marker.type is MarkerType.START
+        partitions = [number % stage.partitions] if is_start else range(stage.partitions)
+        for partition in partitions:
+            write(stage, replace(marker, queue_partition=partition), times=times, is_hostile=True)
+        stage.injected(what, markers=times * len(partitions))
+        time.sleep(1)
+    time.sleep(5)
+    tracker.look()
+    grown_mib = tracker.python_mib - before_mib
     stage.notes.append(f"the tracker's Python processes grew by {grown_mib} MiB at their peak")
     if grown_mib > HOSTILE_GROWTH_MIB:
         stage.fail(f"I13: the tracker grew by {grown_mib} MiB, bound {HOSTILE_GROWTH_MIB} MiB")
@@ -199,57 +246,13 @@ def hostile(campaign: Campaign) -> Stage:
     return stage
 
 
-def _hostile_markers(campaign: Campaign, generator: random.Random) -> Iterator[tuple[Marker, int, str]]:
+def _hostile_markers(rounds: int) -> Iterator[tuple[Marker, int, str]]:
     """Yield markers, how often each is written to each partition, and what they are."""
-    far = 50_000_000
-    for number in range(campaign.scaled(4, least=1)):
-        many = (OffsetRange(far + number * MAX_MESSAGES_PER_MARKER, MAX_MESSAGES_PER_MARKER),)
+    for number in range(rounds):
+        many = (OffsetRange(50_000_000 + number * MAX_MESSAGES_PER_MARKER, MAX_MESSAGES_PER_MARKER),)
         keep_alive = Marker(MarkerType.KEEPALIVE, 0, many, redeliver_after_ms=1_000)
         yield keep_alive, 50, "200 KEEPALIVEs of 100,000 unknown messages"
-        past = Marker(MarkerType.START, 0, many, redeliver_after_ms=1_000)
+        past = replace(keep_alive, type=MarkerType.START)
         yield past, 1, "START of 100,000 messages past the end"
         last = replace(past, due_at_ms=MAX_DUE_AT_MS, never_handed_out=True)
         yield last, 1, "START of 100,000 messages past the end, due in the year 9999"
-        held = (OffsetRange(generator.randrange(20), 2_000),)
-        for outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
-            forged = Marker(MarkerType.END, 0, held, outcome=outcome, consumer_id=f"tracker-{number}")
-            yield forged, 3, f"forged ENDs, {outcome.name}"
-        yield Marker(MarkerType.TICK, consumer_id=f"tracker-{number}"), 20, "forged TICKs"
-
-
-class MemoryPeak:
-    """
-    Watches by how much the Python processes of a group grow.
-
-    Args:
-        group: Process group of a tracker.
-    """
-
-    def __init__(self, group: int) -> None:
-        """Remember the group."""
-        self._group = group
-        self._peaks: list[int] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Self:
-        """Begin to watch."""
-        self._peaks.append(self._resident_mib())
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Watch no more."""
-        self._stopping.set()
-        self._thread.join()
-
-    def grown_mib(self) -> int:
-        """Return the growth at the peak."""
-        return max(self._peaks) - self._peaks[0]
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(0.1):
-            self._peaks.append(self._resident_mib())
-
-    def _resident_mib(self) -> int:
-        return sum(process.resident_mib for process in processes_of(self._group) if not process.is_jvm)

@@ -1,7 +1,8 @@
 """
-Trackers and workers as processes that may be killed, paused, armed with a crash point, and given a false clock.
+Processes of the campaign: they may be killed, paused, armed with a crash point, and given a false clock.
 
-Rule 1: signals go to process ids of our own children alone.
+Rule 1: signals go to process groups of our own children alone.
+Rule 2: what a process says it prints, a JSON object a line: its standard output is its event file.
 """
 
 from __future__ import annotations
@@ -13,98 +14,96 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.events import read_events
-from faults.secrets import JAVA_SECRET, SECRET
+from faults.events import SUFFIX, parsed
+from faults.evidence import TRACKER, WORKER, Process
 from faults.waits import Interval
-from kmq_spark.core.state import Status
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from faults.clocks import FalseClock
     from faults.worker import Profile
 
 READY_TIMEOUT_S = 480.0
+BEGIN_TIMEOUT_S = 240.0
+"""For a process to begin; it takes a second on an idle machine."""
+
 STOP_TIMEOUT_S = 100.0
 """
 A consumer leaves its group within 15 s, or goes on leaving in the background; with the classic protocol the client may
 then hold the end of the process up until the group's rebalance is over, a minute at most.
 """
 
-BEGIN_TIMEOUT_S = 240.0
-"""For a worker to start; it takes a second on an idle machine."""
 POLL_S = 0.05
-NEVER_MS = 2**62
-PEAK_S = 1.0
+WATCH_S = 1.0
 """Between two looks at the memory of processes."""
 
+NEVER_MS = 2**62
+CANARY = "canary-7f3a9c51"
+"""A secret among the settings of every client; no client needs it, and nothing may show it (I14)."""
 
-class Memory(NamedTuple):
-    """Resident memory of a process and of all that it started, MiB: its JVM, and everything else."""
+SECRET, JAVA_SECRET = {"sasl.password": CANARY}, {"ssl.key.password": CANARY}
 
-    python_mib: int = 0
-    jvm_mib: int = 0
 
-    def most(self, other: Memory) -> Memory:
-        """Return the larger of each."""
-        return Memory(max(self.python_mib, other.python_mib), max(self.jvm_mib, other.jvm_mib))
+def now_ms() -> int:
+    """Return epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def kmq(*arguments: str) -> list[str]:
+    """Return a call of the command line."""
+    return [sys.executable, "-m", "kmq_spark.cli.main", *arguments]
 
 
 class Child:
     """
     A process of our own.
 
-    Attributes:
-        is_ended_by_us: Whether it was killed, or armed to end by itself.
-        is_hung: Whether it did not end when it was asked to, so that it was killed.
-        peak: The most memory that was seen.
-        ended_at_ms: When it was seen to have ended, epoch milliseconds; None while it runs.
-
     Args:
         command: What to run.
-        log: Where its stderr goes, appended.
-        settings: More environment variables.
+        folder: Where its event file and its log (stderr) go.
+        name: Of both.
+        environment: More environment variables.
         failpoint: `name[:nth]` at which it ends; empty for none.
-        once_file: See `kmq_spark.failpoints`.
         clock: A wrong wall clock; None for the machine's.
     """
 
-    ended_at_ms: int | None = None
-    _ended_s: float | None = None
-    is_hung: bool = False
+    kind = ""
 
     def __init__(
         self,
-        command: list[str],
-        log: Path,
-        settings: Mapping[str, str] | None,
+        command: Sequence[str],
+        folder: Path,
+        name: str,
         *,
+        environment: Mapping[str, str] | None = None,
         failpoint: str = "",
-        once_file: str = "",
         clock: FalseClock | None = None,
     ) -> None:
-        """Start it."""
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(settings or {})}
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         if failpoint:
-            environment |= {VARIABLE: failpoint, ONCE_VARIABLE: once_file}
+            # Once: a tracker whose Python worker has ended starts again.
+            variables |= {VARIABLE: failpoint, ONCE_VARIABLE: str(folder / f"{name}.once")}
         if clock is not None:
-            environment |= clock.environment()
-        self.log = log
-        self.began_s = time.monotonic()
-        with log.open("ab") as stderr:
+            variables |= clock.environment()
+        self.name, self.log = name, folder / f"{name}.log"
+        self.is_ended_by_us, self.is_hung = bool(failpoint), False
+        self.ended_at_ms: int | None = None
+        self.python_mib = self.jvm_mib = 0
+        self.began_s, self._ended_s = time.monotonic(), 0.0
+        said = folder / f"{name}{SUFFIX}"
+        with said.open("ab") as stdout, self.log.open("ab") as stderr:
             # A group of its own, so that a signal reaches the JVM and Spark's workers too.
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
+                command, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
             )
-        self.lines: list[str] = []
-        self.peak = Memory()
-        self.is_ended_by_us = bool(failpoint)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._said, self._rest, self._lock = said.open("rb"), b"", threading.Lock()
+        self._events: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
 
     @property
     def is_running(self) -> bool:
@@ -124,16 +123,37 @@ class Child:
 
     @property
     def lived_s(self) -> float:
-        """How long it has run, seconds."""
+        """How long it has run."""
         return (self._ended_s or time.monotonic()) - self.began_s
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return what it has said so far, of one kind, each with when it was seen."""
+        with self._lock:
+            *lines, self._rest = (self._rest + self._said.read()).split(b"\n")
+            for event in filter(None, map(parsed, lines)):
+                self._events[event["event"]].append({"seen_ms": now_ms(), "seen_s": time.monotonic(), **event})
+            return self._events[kind]
+
+    def until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is so, or this process has ended; return whether it is so."""
+        give_up_s = time.monotonic() + timeout_s
+        while not is_done():
+            if not self.is_running or time.monotonic() > give_up_s:
+                return is_done()
+            time.sleep(POLL_S)
+        return True
+
+    def wait_for(self, kind: str, timeout_s: float = BEGIN_TIMEOUT_S, count: int = 1) -> bool:
+        """Wait until it has said something *count* times; return whether it has."""
+        return self.until(lambda: len(self.events(kind)) >= count, timeout_s)
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end; return its exit code, None where it has not ended in time."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-        self._note_end()
+        give_up_s = time.monotonic() + timeout_s
+        while self.is_running and time.monotonic() < give_up_s:
+            self.events("")
+            time.sleep(POLL_S)
+        self.look()
         return self.exit_code
 
     def kill(self) -> None:
@@ -141,7 +161,7 @@ class Child:
         self.is_ended_by_us = True
         self._signal(signal.SIGKILL)
         self._process.wait()
-        self._note_end()
+        self.look()
 
     def pause(self) -> None:
         """`kill -STOP`."""
@@ -155,72 +175,69 @@ class Child:
         """Ask it to end, and wait; kill it where it does not."""
         self._signal(signal.SIGTERM)
         if self.wait(STOP_TIMEOUT_S) is None:
-            self.is_hung = True
             self.kill()
+            self.is_hung = True
         return self.exit_code
 
+    def end(self) -> None:
+        """End it at once, whatever it does, and let go of its file."""
+        if self.is_running:
+            self.resume()
+            self.kill()
+        self._said.close()
+
     def last_words(self) -> str:
-        """Return the last line that it wrote."""
+        """Return the last line that it logged."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
+
+    def look(self) -> None:
+        """Note what it takes, what it has said, and when it has ended."""
+        if self.is_running:
+            uses = processes_of(self.group)
+            jvm_mib = sum(use.resident_mib for use in uses if use.is_jvm)
+            self.jvm_mib = max(self.jvm_mib, jvm_mib)
+            self.python_mib = max(self.python_mib, sum(use.resident_mib for use in uses) - jvm_mib)
+        elif self.ended_at_ms is None:
+            self.ended_at_ms, self._ended_s = now_ms(), time.monotonic()
+        if not self._said.closed:
+            self.events("")
+
+    def as_evidence(self) -> Process:
+        """Return how it ended."""
+        log = self.log.read_text(errors="replace") if self.log.exists() else ""
+        how = self.exit_code, self.is_ended_by_us, self.ended_at_ms, self.is_hung
+        return Process(self.kind, self.name, *how, log, self.python_mib, self.jvm_mib)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_running:
             os.killpg(self._process.pid, number)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            for line in output:
-                self.lines.append(line.decode(errors="replace"))
-                self._saw(self.lines[-1])
-        self._note_end()
 
-    def _note_end(self) -> None:
-        self.ended_at_ms = self.ended_at_ms or time.time_ns() // 1_000_000
-        self._ended_s = self._ended_s or time.monotonic()
-
-    def _saw(self, line: str) -> None:
-        """Look at a line as it comes."""
-
-
-class TrackerChild(Child):
+class Tracker(Child):
     """
-    `kmq tracker run` of one queue.
+    `kmq tracker run`.
 
-    Args:
-        bootstrap_servers: Broker.
-        queue: Queue.
-        folder: Folder of the queue: logs, and checkpoints unless *checkpoint_dir* says otherwise.
-        checkpoint_dir: Where Spark keeps its state.
-        max_deliveries: Limit.
-        max_transaction_messages: A small number by default, so that a batch is often cut into several transactions;
-            None for the tracker's own default.
-        options: See `Child`.
+    Its transactions are small by default, so that a batch is often cut into several; None is the tracker's own default.
     """
 
-    _ready_at_ms: int | None = None
-    _ready_s: float | None = None
+    kind = TRACKER
 
     def __init__(
         self,
+        queues: Sequence[str],
         bootstrap_servers: str,
-        queue: str,
         folder: Path,
+        name: str,
         *,
-        checkpoint_dir: Path | None = None,
-        max_deliveries: int = 3,
+        checkpoint: Path | None = None,
         max_transaction_messages: int | None = 100,
+        fleet: tuple[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """Start it; `wait_ready` waits until it tracks."""
-        self._queue, self.checkpoint_dir = queue, checkpoint_dir or folder / "checkpoint"
-        command = [
-            *(sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", queue, "--events"),
-            *("--bootstrap-server", bootstrap_servers, "--checkpoint-dir", str(self.checkpoint_dir)),
-            *("--max-deliveries", str(max_deliveries), "--driver-memory", "1g"),
-        ]
-        log = folder / f"tracker-{time.time_ns()}.log"
+        self.checkpoint = checkpoint or folder / "checkpoint"
+        command = kmq("tracker", "run", *queues, "--events", "--bootstrap-server", bootstrap_servers)
+        command += ["--checkpoint-dir", str(self.checkpoint), "--driver-memory", "1g"]
         settings = {
             "KMQ_TRACKER__STATE_PARTITIONS": "2",
             "KMQ_TRACKER__COMMIT_INTERVAL_MS": "1000",
@@ -229,155 +246,105 @@ class TrackerChild(Child):
         }
         if max_transaction_messages is not None:
             settings["KMQ_TRACKER__MAX_TRANSACTION_MESSAGES"] = str(max_transaction_messages)
-        super().__init__(command, log, settings, **options)
+        if fleet is not None:
+            command += ["--fleet", fleet[0], "--fleet-member", fleet[1]]
+            settings["KMQ_TRACKER__COORDINATION_TOPIC"] = f"{fleet[0]}.coordination"
+        super().__init__(command, folder, f"tracker-{name}", environment=settings, **options)
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
-        """Wait until it is ready; return the seconds since it was started, -1 where it ended before."""
-        give_up_s = time.monotonic() + timeout_s
-        while self._ready_s is None and self.is_running and time.monotonic() < give_up_s:
-            time.sleep(POLL_S)
-        return -1 if self._ready_s is None else self._ready_s - self.began_s
+        """Wait until it tracks; return the seconds since it was started, -1 where it ended before."""
+        if not self.wait_for("ready", timeout_s):
+            return -1
+        return float(self.events("ready")[0]["seen_s"]) - self.began_s
 
-    def statuses(self) -> dict[int, Status]:
+    def statuses(self, queue: str) -> dict[int, dict[str, Any]]:
         """Return the status of each markers partition, printed at its end; empty where it was killed or fenced."""
-        self.wait(0)
-        self._reader.join(STOP_TIMEOUT_S)
-        for line in reversed(self.lines):
-            event = json.loads(line) if line.startswith("{") else {}
-            if event.get("event") == "ended":
-                partitions = event["queues"][self._queue]["partitions"]
-                return {int(partition): Status.from_dict(values) for partition, values in partitions.items()}
-        return {}
+        ended = self.events("ended")
+        partitions = ended[-1].get("queues", {}).get(queue, {}).get("partitions", {}) if ended else {}
+        return {int(partition): values for partition, values in partitions.items()}
+
+    def restarts(self) -> int:
+        """Return how often its query was started again."""
+        return self.log.read_text(errors="replace").count("restarting in")
 
     def presence(self) -> Interval | None:
         """Return from when on, and until when, it did its work; None where it never got so far."""
-        return None if self._ready_at_ms is None else Interval(self._ready_at_ms, self.ended_at_ms or NEVER_MS)
-
-    def _saw(self, line: str) -> None:
-        if self._ready_at_ms is None and line.startswith("{") and json.loads(line).get("event") == "ready":
-            self._ready_at_ms, self._ready_s = time.time_ns() // 1_000_000, time.monotonic()
+        ready = self.events("ready")
+        return Interval(ready[0]["seen_ms"], self.ended_at_ms or NEVER_MS) if ready else None
 
 
-class WorkerChild(Child):
-    """
-    A consumer process.
+class Worker(Child):
+    """A consumer process, see `faults.worker`."""
 
-    Args:
-        profile: What it does.
-        options: See `Child`.
-    """
+    kind = WORKER
 
     def __init__(self, profile: Profile, folder: Path, **options: Any) -> None:
-        """Start it."""
-        self._folder = folder
-        self.name, self.logical_queue = profile.name, profile.logical_queue
+        self.logical_queue = profile.logical_queue
         command = [sys.executable, "-m", "faults.worker", profile.to_json()]
-        super().__init__(command, folder / f"{profile.name}.log", None, **options)
+        super().__init__(command, folder, profile.name, **options)
 
     def stop(self) -> int | None:
         """Ask it to end once it has begun, and wait: an interpreter that still starts dies of the signal."""
-        give_up_s = time.monotonic() + BEGIN_TIMEOUT_S
-        while self.is_running and not any(self.events()) and time.monotonic() < give_up_s:
-            time.sleep(POLL_S)
+        self.wait_for("began")
         return super().stop()
 
     def wait_working(self, deliveries: int = 1, timeout_s: float = BEGIN_TIMEOUT_S) -> bool:
-        """Wait until it was given *deliveries* messages; return whether it was."""
-        give_up_s = time.monotonic() + timeout_s
-        while time.monotonic() < give_up_s and self.is_running:
-            if self.delivered_count() >= deliveries:
-                return True
-            time.sleep(POLL_S)
-        return False
+        """Wait until its handlers were given *deliveries* messages; return whether they were."""
+        return self.wait_for("delivered", timeout_s, deliveries)
 
-    def wait_holding(self, count: int, timeout_s: float) -> bool:
-        """Wait until it holds *count* messages, those fetched ahead included; return whether it does."""
-        give_up_s = time.monotonic() + timeout_s
-        while time.monotonic() < give_up_s and self.is_running:
-            if self.held_count() >= count:
-                return True
-            time.sleep(10 * POLL_S)
-        return False
-
-    def was_given_since(self, monotonic_s: float) -> bool:
-        """Return whether a handler was given a message since an instant."""
-        return any(event["event"] == "delivered" and event["monotonic"] >= monotonic_s for event in self.events())
-
-    def held_count(self) -> int:
+    def held(self) -> int:
         """Return how many messages it said last that it holds."""
-        counts = [int(event["count"]) for event in self.events() if event["event"] == "held"]
-        return counts[-1] if counts else 0
-
-    def delivered_count(self) -> int:
-        """Return how many messages its handlers were given."""
-        return sum(event["event"] == "delivered" for event in self.events())
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Return what it wrote down."""
-        return read_events(self._folder, f"{self.name}-*")
+        said = self.events("held")
+        return int(said[-1]["count"]) if said else 0
 
 
-class ProcessUse(NamedTuple):
+class Use(NamedTuple):
     """What a process takes: resident memory in MiB, open files, threads."""
 
     pid: int
-    is_jvm: bool
+    command: str
     resident_mib: int
     files: int
     threads: int
 
+    @property
+    def is_jvm(self) -> bool:
+        """Whether it is one of Java's."""
+        return "java" in self.command[:200]
 
-def processes_of(group: int) -> list[ProcessUse]:
-    """Return the processes of a group, those that end meanwhile left out."""
+
+def processes_of(group: int) -> list[Use]:
+    """Return the processes of a session, those that end meanwhile left out."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getpgid(int(folder.name)) == group:
-                found.append(_use_of(folder))
+            # What a child starts may have a group of its own; the session stays.
+            if os.getsid(int(folder.name)) == group:
+                status = dict(
+                    line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line
+                )
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                mib, files = int(status["VmRSS"].split()[0]) // 1024, len(list((folder / "fd").iterdir()))
+                found.append(Use(int(folder.name), command, mib, files, int(status["Threads"])))
         except (OSError, IndexError, KeyError):
             continue
     return found
 
 
-def memory_of(group: int) -> Memory:
-    """Return what a group takes now."""
-    uses = processes_of(group)
-    jvm_mib = sum(use.resident_mib for use in uses if use.is_jvm)
-    return Memory(sum(use.resident_mib for use in uses) - jvm_mib, jvm_mib)
-
-
-class PeakWatch(threading.Thread):
-    """
-    Looks every second at the memory of the processes that run.
-
-    Args:
-        children: Returns them.
-    """
+class Watch(threading.Thread):
+    """Looks every second at the processes that run."""
 
     def __init__(self, children: Callable[[], Sequence[Child]]) -> None:
-        """Keep the argument; `start` begins to look."""
-        super().__init__(name="peak-watch", daemon=True)
-        self._children = children
-        self._stopping = threading.Event()
+        super().__init__(name="watch", daemon=True)
+        self._children, self._stopping = children, threading.Event()
 
     def run(self) -> None:
         """Look; called by `start`."""
-        while not self._stopping.wait(PEAK_S):
+        while not self._stopping.wait(WATCH_S):
             for child in self._children():
-                if child.is_running:
-                    child.peak = child.peak.most(memory_of(child.group))
+                child.look()
 
     def stop(self) -> None:
         """Look no more."""
         self._stopping.set()
-
-
-def _use_of(folder: Path) -> ProcessUse:
-    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
-    return ProcessUse(
-        pid=int(folder.name),
-        is_jvm=b"java" in (folder / "cmdline").read_bytes()[:200],
-        resident_mib=int(status["VmRSS"].split()[0]) // 1024,
-        files=len(list((folder / "fd").iterdir())),
-        threads=int(status["Threads"]),
-    )
+        self.join()

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from faults.stage import BROKER_SETTINGS
+from faults.campaign import BROKER_SETTINGS
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.probe import free_port
 
@@ -27,19 +27,9 @@ MOST_CHUNKS = 64
 
 
 class Proxy:
-    """
-    Passes connections on to a port of this machine.
-
-    Args:
-        target: Port that it passes connections on to.
-
-    Attributes:
-        target: That port.
-        port: On 127.0.0.1.
-    """
+    """Passes connections to a port of its own, on 127.0.0.1, on to port *target* of this machine."""
 
     def __init__(self, target: int) -> None:
-        """Listen."""
         self.target, self._delay_s = target, 0.0
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -143,13 +133,7 @@ class ProxiedBroker(NamedTuple):
 
     @classmethod
     def start(cls, folder: Path, environment: Mapping[str, str] | None = None) -> ProxiedBroker:
-        """
-        Start them.
-
-        Args:
-            folder: Where the broker keeps its data.
-            environment: More environment variables of the broker.
-        """
+        """Start them; the broker keeps its data in *folder*."""
         data = folder / f"proxied-broker-{time.time_ns()}"
         data.mkdir(parents=True)
         ours, to_workers, to_trackers, controller = (free_port() for _ in range(4))

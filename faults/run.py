@@ -1,14 +1,14 @@
 """
-Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--evidence DIR]`.
+Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--keep]`.
 
-Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some.
-The stored results are those of a whole run: with `--only` the results go to the folder of the logs, which is kept then,
-unless `--results` names another. `python -m faults.report FOLDER` adds such rows to the stored ones, with a note.
+Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some. The
+stored results are those of a whole run: with `--only` the results go to the folder of the logs, which is kept then.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import platform
@@ -18,8 +18,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from faults import (
     on_brokers,
@@ -27,27 +31,29 @@ from faults import (
     on_coordination,
     on_fleets,
     on_ledgers,
+    on_letters,
     on_markers,
-    on_networks,
     on_producers,
     on_sinks,
-    on_topics,
     on_trackers,
-    on_versions,
 )
-from faults.calibration import slowness
-from faults.campaign import Campaign
-from faults.checker import Violation
-from faults.judged_stage import JudgedStage
-from faults.report import FaultResult, listed_violations, percentiles, write_results
+from faults.campaign import Campaign, slowness
+from faults.evidence import Violation
+from faults.stage import Judged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
+MOST_LISTED = 5
+"""Violations of one promise that are listed; the others are counted."""
 
-Scenario = Callable[[Campaign], JudgedStage | Sequence[JudgedStage] | None]
+Scenario = Callable[[Campaign], Judged | Sequence[Judged] | None]
+Row = dict[str, Any]
 
-SCENARIOS: tuple[tuple[str, Scenario], ...] = (
+ROWS: tuple[tuple[str, Scenario], ...] = (
     ("F1", on_consumers.killed),
     ("F2", on_trackers.killed),
     ("F3", on_brokers.killed),
@@ -62,27 +68,32 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F10", on_trackers.skewed),
     ("F11", on_brokers.killed_in_a_transaction),
     ("F12", on_brokers.payloads_removed),
-    ("F12", on_topics.retention_passed),
+    ("F12", on_brokers.retention_passed),
     ("F13", on_brokers.grown),
     ("F14", on_markers.corrupted),
-    ("F15", on_topics.grown_too_large),
-    ("F16", on_versions.mixed),
+    ("F15", on_brokers.grown_too_large),
+    ("F16", on_markers.mixed),
     ("F17", on_ledgers.killed),
-    ("F18", on_networks.cut),
+    ("F17", on_trackers.full_disk),
+    ("F18", on_brokers.cut),
     ("F19", on_ledgers.compacted),
     ("F20", on_markers.flooded),
     ("F20", on_markers.many_at_once),
     ("F21", on_consumers.holding_many),
     ("F22", on_consumers.poisoned),
+    ("F22", on_consumers.murdered),
     ("F23", on_consumers.storm),
     ("F24", on_trackers.cold_start),
     ("F25", on_brokers.clock_stepped),
     ("F26", on_consumers.interrupted),
     ("F27", on_brokers.offsets_expired),
     ("F28", on_markers.hostile),
+    ("R1", on_letters.redriven),
     ("S1", on_producers.restarted),
     ("S2", on_producers.killed_at_points),
     ("S3", on_producers.two_at_once),
+    ("S4", on_sinks.killed),
+    ("S6", on_sinks.killed_at_points),
     ("G1", on_coordination.killed),
     ("G2", on_coordination.paused),
     ("G3", on_coordination.broker_restarted),
@@ -92,53 +103,138 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("G6", on_fleets.upgraded),
     ("G7", on_fleets.restarted),
     ("G8", on_coordination.partition_moved),
-    ("S6", on_sinks.killed_at_points),
-    # Last: half an hour for the two of them.
-    ("S4", on_sinks.killed),
-    ("S5", on_sinks.sparks_own_killed),
 )
+"""A fault has one row in the results, and may have several scenarios; the first line of each says what it does."""
 
 
-def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultResult:
-    """Inject one fault and check what came of it."""
-    began_s = time.monotonic()
-    result = FaultResult(fault, (scenario.__doc__ or "").partition(": ")[2].rstrip("."), patience=campaign.patience)
-    _say(f"{fault:>4}  {result.what}")
-    try:
-        stages = scenario(campaign)
-        if stages is None:
-            result.notes.append(f"{result.what}: not injected, there is no C compiler here")
-        for stage in [stages] if isinstance(stages, JudgedStage) else stages or []:
-            _add(result, stage)
-    except Exception as error:
-        # The other faults are worth their time all the same; a scenario that broke off has proved nothing.
-        logger.exception("%s broke off", fault)
-        result.violations.append(Violation("harness", f"broke off: {error!r}"))
-    finally:
-        campaign.end_stages()
-    result.took_s = time.monotonic() - began_s
-    return result
+class Result:
+    """What the scenarios of a fault gave so far."""
+
+    def __init__(self, fault: str, seed: int) -> None:
+        self.fault, self._seed = fault, seed
+        self.what: list[str] = []
+        self.injections, self.took_s, self.patience = 0, 0.0, 1.0
+        self.violations: list[Violation] = []
+        self._lateness_ms: list[int] = []
+        self._recovery_s: list[float] = []
+        self.counts: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self._protocols: set[str] = set()
+
+    def run(self, scenario: Scenario, campaign: Campaign) -> None:
+        """Inject a fault and check what came of it."""
+        began_s = time.monotonic()
+        self.what.append((scenario.__doc__ or "").partition(": ")[2].rstrip("."))
+        self.patience = max(self.patience, campaign.patience)
+        _say(f"{self.fault:>4}  {self.what[-1]}")
+        try:
+            found = scenario(campaign)
+            if found is None:
+                self.notes.append(f"{self.what[-1]}: not injected, the machine does not allow it")
+            for stage in [found] if isinstance(found, Judged) else found or []:
+                self._add(stage)
+        except Exception as error:
+            # The other faults are worth their time all the same; a scenario that broke off has proved nothing.
+            logger.exception("%s broke off", self.fault)
+            self.violations.append(Violation("harness", f"broke off: {error!r}"))
+        finally:
+            campaign.end_stages()
+        self.took_s += time.monotonic() - began_s
+
+    def _add(self, stage: Judged) -> None:
+        verdict = stage.verdict()
+        self.injections += stage.injections
+        self.violations += verdict.violations
+        self._lateness_ms += [wait.came_ms - wait.due_ms for wait in verdict.waits]
+        self.counts.update(verdict.counts)
+        self._recovery_s += stage.recovery_s
+        self.notes += stage.notes
+        self._protocols |= stage.protocols
+
+    def row(self) -> Row:
+        """Return its row in `results.json`."""
+        return {
+            "id": self.fault,
+            "what": "; ".join(self.what),
+            "injections": self.injections,
+            "violations": len(self.violations),
+            "lateness_ms": percentiles(self._lateness_ms),
+            "recovery_s": round(max(self._recovery_s, default=0.0), 1),
+            "seed": self._seed,
+            "group_protocols": sorted(self._protocols),
+            "took_s": round(self.took_s),
+            "patience": self.patience,
+            "counts": dict(self.counts),
+            "notes": self.notes,
+            "found": listed(self.violations),
+        }
 
 
-def _add(result: FaultResult, stage: JudgedStage) -> None:
-    verdict = stage.verdict(is_drained=stage.is_drained)
-    result.injections += stage.injections
-    result.violations += verdict.violations
-    result.lateness_ms += verdict.lateness_ms
-    result.counts.update(verdict.counts)
-    result.recovery_s += stage.recovery_s
-    result.notes += stage.notes
-    result.protocols |= stage.group_protocols
+def percentiles(lateness_ms: Sequence[int]) -> dict[str, int]:
+    """Return p50, p99 and the largest in milliseconds; empty where there is nothing."""
+    if not lateness_ms:
+        return {}
+    p50, p99 = np.percentile(lateness_ms, [50, 99])
+    return {"p50": int(p50), "p99": int(p99), "max": max(lateness_ms)}
+
+
+def listed(violations: Iterable[Violation], most: int = MOST_LISTED) -> list[str]:
+    """Return the first violations of each promise, and how many more there are: many of one do not hide another."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for invariant, what in violations:
+        found[invariant].append(f"{invariant}: {what}")
+    return [
+        line
+        for invariant, each in found.items()
+        for line in [*each[:most], *([f"{invariant}: and {len(each) - most} more"] if len(each) > most else [])]
+    ]
+
+
+def write_results(rows: Sequence[Row], folder: Path) -> None:
+    """Write the results: `results.json` for machines, `results.md` for readers."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    total = {name: sum(row[name] for row in rows) for name in ("injections", "violations", "took_s")}
+    text = json.dumps({**total, "machine": machine, "faults": rows}, indent=1)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+    notes = [f"- {row['id']}: {note}" for row in rows for note in row["notes"]]
+    found = [f"- {row['id']}: {one}" for row in rows for one in row["found"]]
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row["counts"])
+    seen = [f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(counts.items())]
+    lines = [
+        "# Fault campaign: results",
+        "",
+        f"{total['injections']} injections, {total['violations']} violations, {total['took_s'] // 60} min, {machine}.",
+        "Written by `make faults`. [docs/faults.md](../docs/faults.md) says what is broken and checked, and what the",
+        "columns mean.",
+        "",
+        "| fault | what | injections | violations | lateness p50 / p99 / max | recovery | patience | seed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+        *map(_line, rows),
+        "",
+        f"Seen: {', '.join(seen)}.",
+        *(["", "## Notes", "", *notes] if notes else []),
+        *(["", "## Violations", "", *found] if found else []),
+    ]
+    (folder / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _line(row: Row) -> str:
+    late = row["lateness_ms"]
+    shown = f"{late['p50']} / {late['p99']} / {late['max']}" if late else "-"
+    recovery = f"{row['recovery_s']:g}" if row["recovery_s"] else "-"
+    names = "id", "what", "injections", "violations"
+    cells = (*(row[name] for name in names), shown, recovery, f"{row['patience']:g}", row["seed"])
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m faults.run", description="Break things, and check the promises.")
     parser.add_argument("--only", default="", help="faults such as F1,F2; all by default")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections")
-    parser.add_argument("--scale-of", action="append", default=[], metavar="F2=0.34", help="the same for one fault")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections; 0: one each")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
-    parser.add_argument("--results", type=Path, help="where results.json and results.md go")
-    parser.add_argument("--evidence", type=Path, help="where each verdict's evidence goes; see `faults.judge`")
+    parser.add_argument("--patience", type=float, help="factor of bounds of time; by default measured before each row")
     parser.add_argument("--keep", action="store_true", help="keep logs and event files")
     return parser.parse_args(arguments)
 
@@ -151,24 +247,24 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="kmq-faults-"))
     _say(f"seed {options.seed}, logs in {folder}")
-    wanted = set(filter(None, options.only.split(",")))
-    scales = {fault: float(scale) for fault, _, scale in (text.partition("=") for text in options.scale_of)}
-    results: list[FaultResult] = []
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    campaign = Campaign(folder, seed=options.seed, scale=options.scale, evidence=options.evidence)
+    wanted = set(filter(None, options.only.split(","))) or {fault for fault, _ in ROWS}
+    if unknown := wanted - {fault for fault, _ in ROWS}:
+        _say(f"unknown faults: {', '.join(sorted(unknown))}")
+        return 2
+    results: dict[str, Result] = {}
+    campaign = Campaign(folder, seed=options.seed, scale=options.scale)
     try:
-        for fault, scenario in SCENARIOS:
-            if wanted and fault not in wanted:
-                continue
-            campaign.scale, campaign.patience = scales.get(fault, options.scale), slowness()
-            results.append(run_scenario(fault, scenario, campaign))
-            _print_result(results[-1])
-            target = options.results or (folder if wanted else HERE)
-            write_results(results, target, seed=options.seed, machine=machine)
+        for fault, scenario in ROWS:
+            if fault in wanted:
+                campaign.patience = options.patience or slowness()
+                result = results.setdefault(fault, Result(fault, options.seed))
+                result.run(scenario, campaign)
+                _print(result)
+                write_results([each.row() for each in results.values()], folder if options.only else HERE)
     finally:
         campaign.close()
-    violations = sum(len(result.violations) for result in results)
-    if not violations and not wanted and not options.keep:
+    violations = sum(len(result.violations) for result in results.values())
+    if not violations and not options.only and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if violations else 0
 
@@ -178,16 +274,14 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _print_result(result: FaultResult) -> None:
-    late = percentiles(result.lateness_ms)
+def _print(result: Result) -> None:
+    row = result.row()
     _say(
-        f"{result.fault:>4}  {result.injections:4} injections  {len(result.violations):3} violations  "
-        f"{result.took_s:5.0f} s  patience {result.patience:.2f}  lateness {late}  {dict(result.counts)}",
+        f"{row['id']:>4}  {row['injections']:4} injections  {row['violations']:3} violations  {row['took_s']:5} s  "
+        f"patience {row['patience']:.2f}  lateness {row['lateness_ms']}  {row['counts']}",
     )
-    for line in listed_violations(result.violations):
+    for line in [*row["found"], *(f"note: {note}" for note in row["notes"])]:
         _say(f"      {line}")
-    for note in result.notes:
-        _say(f"      note: {note}")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ names as text.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from faults.topics import read_topic
+from faults.topics import read_topic, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,92 +36,65 @@ def line_of(number: int, length: int = 60) -> bytes:
 
 
 def read_sent(bootstrap_servers: str, topic: str) -> list[Sent]:
-    """
-    Read every committed record of a topic, partition by partition.
-
-    Raises:
-        TimeoutError: The end was not reached in time.
-    """
+    """Read every committed record of a topic, partition by partition."""
     found: list[Sent] = []
-    for record in read_topic(topic, bootstrap_servers):
-        headers = {name: value or b"" for name, value in record.headers}
-        numbers = int(headers.get("kmq-generation", 0)), int(headers.get("kmq-sequence", 0))
-        line = int((record.value or b"")[:8])
-        producer = headers.get("kmq-producer", b"").decode()
-        found.append(Sent(record.partition, record.offset, line, producer, *numbers))
+    for record in map(record_of, read_topic(topic, bootstrap_servers)):
+        generation, sequence = record.number("kmq-generation") or 0, record.number("kmq-sequence") or 0
+        producer = (record.header("kmq-producer") or b"").decode()
+        found.append(Sent(*record.place, int((record.value or b"")[:8]), producer, generation, sequence))
     return sorted(found)
 
 
 def violations(sent: Iterable[Sent], lines: int) -> list[str]:
-    """
-    Return what is wrong with the copy of a file of *lines* lines, one message each; empty where nothing is.
-
-    The sequence of a line is its number: one message a line, no line left out, none twice.
-    """
+    """Return what is wrong with the copy of a file of *lines* lines: a line's sequence is its number."""
     records = sorted(sent)
-    found = _line_violations(records, lines)
-    _note(found, "sequence is not the line's number", [each for each in records if each.sequence != each.line])
-    return found + _order_violations(records)
+    found = _lines(records, lines)
+    found += _named("sequence is not the line's number", [each for each in records if each.sequence != each.line])
+    return found + _order(records)
 
 
 def sink_violations(sent: Iterable[Sent], rows: int) -> list[str]:
     """
-    Return what is wrong with what a sink wrote of *rows* numbered rows, one message each; empty where nothing is.
+    Return what is wrong with what a sink wrote of *rows* numbered rows.
 
     Each row is there once, each slot is a producer whose sequences have no gap, and the messages of a slot have the
     order of their sequences.
     """
     records = sorted(sent)
-    found = _line_violations(records, rows)
     by_producer: defaultdict[str, list[Sent]] = defaultdict(list)
     for record in records:
         by_producer[record.producer].append(record)
-    _note(found, "record without a producer", by_producer.pop("", []))
+    found = _lines(records, rows) + _named("record without a producer", by_producer.pop("", []))
     for producer, own in sorted(by_producer.items()):
         counts = Counter(record.sequence for record in own)
-        last = max(counts)
-        _note(found, f"sequence missing of {producer}", [each for each in range(1, last + 1) if each not in counts])
-        _note(found, f"sequence repeated of {producer}", [each for each, count in counts.items() if count > 1])
-        found += _order_violations(own)
+        gaps = [each for each in range(1, max(counts) + 1) if each not in counts]
+        found += _named(f"sequence missing of {producer}", gaps)
+        found += _named(f"sequence repeated of {producer}", [each for each, count in counts.items() if count > 1])
+        found += _order(own)
     return found
 
 
-def repeated_rows(sent: Iterable[Sent]) -> int:
-    """Return how many records repeat a row that another record has."""
-    return sum(count - 1 for count in Counter(record.line for record in sent).values())
-
-
-def _line_violations(records: Sequence[Sent], lines: int) -> list[str]:
+def _lines(records: Sequence[Sent], lines: int) -> list[str]:
     counts = Counter(record.line for record in records)
-    found: list[str] = []
-    _note(found, "line missing", [line for line in range(1, lines + 1) if line not in counts])
-    _note(found, "line sent twice", [line for line, count in counts.items() if count > 1])
-    _note(found, "no such line", [line for line in counts if not 1 <= line <= lines])
-    return found
+    return [
+        *_named("line missing", [line for line in range(1, lines + 1) if line not in counts]),
+        *_named("line sent twice", [line for line, count in counts.items() if count > 1]),
+        *_named("no such line", [line for line in counts if not 1 <= line <= lines]),
+    ]
 
 
-def _order_violations(records: Sequence[Sent]) -> list[str]:
+def _order(records: Sequence[Sent]) -> list[str]:
     """Return where the records of one producer, sorted by partition and offset, are out of order."""
-    found: list[str] = []
-    _note(
-        found,
-        "out of order in its partition",
-        [
-            after
-            for before, after in itertools.pairwise(records)
-            if before.partition == after.partition and before.sequence >= after.sequence
-        ],
-    )
     by_sequence = sorted(records, key=lambda record: record.sequence)
-    _note(
-        found,
-        "older life behind a newer one",
-        [after for before, after in itertools.pairwise(by_sequence) if before.generation > after.generation],
-    )
-    return found
+    behind = [
+        after
+        for before, after in pairwise(records)
+        if before.partition == after.partition and before.sequence >= after.sequence
+    ]
+    older = [after for before, after in pairwise(by_sequence) if before.generation > after.generation]
+    return _named("out of order in its partition", behind) + _named("older life behind a newer one", older)
 
 
-def _note(found: list[str], what: str, which: Sequence[object]) -> None:
-    found += [f"{what}: {one}" for one in which[:MOST_NAMED]]
-    if len(which) > MOST_NAMED:
-        found.append(f"{what}: and {len(which) - MOST_NAMED} more")
+def _named(what: str, which: Sequence[object]) -> list[str]:
+    rest = [f"{what}: and {len(which) - MOST_NAMED} more"] if len(which) > MOST_NAMED else []
+    return [f"{what}: {one}" for one in which[:MOST_NAMED]] + rest

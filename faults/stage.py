@@ -2,66 +2,44 @@
 A queue under fault: its senders, workers and trackers, its end, and the verdict.
 
 Rule 1: each fault has a queue and a folder of its own, so that its verdict and its lateness are its own.
-Rule 2: the broker and the Spark session live through the whole campaign; a tracker inside this process is the same
-`QueueTracker` that `kmq tracker run` runs, and where the tracker itself is the victim it is a process of its own.
+Rule 2: trackers, workers and brokers are processes, and may be the victim; only senders live in this one.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import logging
 import random
+import re
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from faults.checker import Verdict
-from faults.drains import DRAIN_TIMEOUT_S, DrainLimit, open_until_ms
-from faults.events import EventFile
-from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_rest
-from faults.judge import verdict_of
-from faults.judged_stage import JudgedStage
-from faults.mix import LOGICAL_QUEUE, Mix, ask
-from faults.processes import NEVER_MS, Child, PeakWatch, TrackerChild, WorkerChild
-from faults.secrets import JAVA_SECRET, SECRET
-from faults.sender import Sender
+from faults.checker import check, open_messages
+from faults.events import EventFile, read_events
+from faults.evidence import INJECTOR, TRACKER, WORKER, Evidence, Reported, Session, Verdict
+from faults.hands import TRANSACTION
+from faults.load import LOGICAL_QUEUE, Sender, marker_producer, mixed, nothing
+from faults.oracle import NO_RULES
+from faults.processes import CANARY, NEVER_MS, SECRET, Child, Tracker, Watch, Worker, now_ms
 from faults.topics import Dump, read_dump, results_of, without
-from faults.tracker_traces import checkpoint_mib, reported, sessions
 from faults.waits import Bounds, Interval, gaps
 from faults.worker import Profile
-from kmq_spark.config import QueueSettings, load_settings
+from kmq_spark.config import QueueSettings
 from kmq_spark.kafka.queue_rules import write_rules
-from kmq_spark.kafka.settings import admin_config
 from kmq_spark.kafka.topics import create_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from faults.clocks import FalseClock, MovableClock
-    from faults.conservation import ReportedStatus
-    from faults.leases import Session
-    from faults.protocol import MessageId
-    from kmq_spark.core.state import Status as TrackerStatus
+    from faults.campaign import Campaign
+    from faults.clocks import MovableClock
     from kmq_spark.local.broker import EmbeddedBroker
-    from kmq_spark.tracker.queue_tracker import QueueTracker
-
-BROKER_SETTINGS = {
-    # A killed consumer's partitions are free after two seconds: more kills in the same time.
-    "group.consumer.min.session.timeout.ms": "2000",
-    "group.consumer.session.timeout.ms": "2000",
-    "group.consumer.min.heartbeat.interval.ms": "500",
-    "group.consumer.heartbeat.interval.ms": "500",
-    "group.min.session.timeout.ms": "2000",
-    # What a dead process has left open is given up when its time is over, and not up to ten seconds later.
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-}
 
 PROTOCOLS: dict[str, dict[str, str]] = {
     "consumer": {},
@@ -70,111 +48,154 @@ PROTOCOLS: dict[str, dict[str, str]] = {
 }
 """Group protocols, and what each needs so that a death is noticed in two seconds."""
 
-DRAIN_WORK_MS = 10
-"""Longest work of the handlers that only work off what is left."""
+WAYS: dict[str, dict[str, Any]] = {
+    # The consumer's own values, but for the lease.
+    "defaults": {"isolate_after": 2, "max_in_flight": 1_000, "threads": 8},
+    "receive": {"mode": "receive", "size": 50},
+    "transaction": {"mode": TRANSACTION, "max_in_flight": 50},
+    "many threads": {"size": 20, "threads": 16},
+    # Each message of a batch waits for those before it, so batches are small.
+    "batches": {"mode": "batch", "size": 25, "threads": 4},
+}
+"""How a worker may work: fields of its profile, by name."""
+
+CALM: dict[str, Any] = {"raised": 0.0, "rejected": 0.0, "poison": 0.0, "slow": 0.0}
+"""Handlers that only work."""
+
+DRAIN_S, DEFERRED_S, LONGEST_DRAIN_S = 60.0, 20.0, 300.0
+"""
+I9: longest drain where something is open that is not deferred; how long after its deferral a message may still be open;
+longest drain in which deferrals, of two minutes at most, are waited for.
+"""
 
 SURVIVOR_S = 20.0
 """I9: within this time a worker that survived is given a message, while some are sent."""
 
+DRAIN_WORK_MS = 10
+KILL_BOUND_S, LOST_CHECKPOINT_BOUND_S, NO_BOUND_S = 30.0, 60.0, float("inf")
+"""I8: recovery of a tracker."""
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _workers_idle_profile(profile: Profile) -> Profile:
-    """Return the profile of workers that only work off what is left: as before, nothing forgotten, nothing slow."""
-    work_ms = min(profile.work_ms, DRAIN_WORK_MS)
-    return replace(profile, name="drain", mode="run", keep_alive=True, slow=0.0, forgotten=0.0, work_ms=work_ms)
+_OPENED = re.compile(r"tracker (\S+) of (\S+) started; decides from marker offsets (\{.*\})")
 
 
-class Stage(JudgedStage):
+class Judged:
+    """What a fault is injected into, with the processes around it; the campaign ends it."""
+
+    def __init__(self, campaign: Campaign, name: str) -> None:
+        # It must be new on this broker, and say when it was made.
+        self.name = f"{name}.{now_ms()}"
+        self.folder = campaign.folder / self.name
+        self.folder.mkdir(parents=True)
+        self.seed, self.patience = campaign.seed, campaign.patience
+        self.random = random.Random(f"{campaign.seed}:{name}")  # noqa: S311  # repeatable
+        self.injections = 0
+        self.notes: list[str] = []
+        self.failures: list[str] = []
+        self.recovery_s: list[float] = []
+        self.protocols: set[str] = set()
+        self.children: list[Child] = []
+        self._numbers = itertools.count()
+        campaign.stages.append(self)
+
+    def fail(self, what: str) -> None:
+        """Note that something went wrong, or what a scenario has judged itself (`I9: …`): it counts as a violation."""
+        self.failures.append(what)
+
+    def verdict(self) -> Verdict:
+        """Read what the processes left, and check it."""
+        found = Verdict()
+        for failure in self.failures:
+            invariant, _, what = failure.partition(": ")
+            is_named = re.fullmatch(r"[A-Z]\d+", invariant)
+            found.add(*((invariant, what) if is_named else ("harness", failure)))
+        return found
+
+    def close(self) -> None:
+        """End every process that still runs."""
+        for child in self.children:
+            child.end()
+
+
+class Stage(Judged):
     """
     One queue.
 
     Args:
-        broker: Running.
-        folder: Folder of the campaign; the queue gets one inside.
-        queue: Name.
-        seed: Seed of everything that is chosen.
-        partitions: Partitions of the queue.
+        campaign: The run.
+        name: Of the fault.
+        broker: One of its own, which ends with it; the campaign's by default.
+        clock: Clock of that broker, where it may be moved.
+        partitions: Of the queue.
         max_deliveries: Limit.
-        spark: For a tracker in this process.
-        clock: Clock of the broker, where it may be moved.
-        owns_broker: Whether the broker ends with the stage.
-        patience: Factor of every time limit and of every bound of a wait; more than 1 on a loaded machine.
-        evidence: Folder for what the verdict is made from; None where it is not kept.
         is_mixed: Whether messages ask for delays, times to live and a logical queue, the queue has a backoff, and
-            workers may work in the ways of `mix.WAYS`.
+            workers may work in any of `WAYS`.
         profile: Values that its workers have unlike the default.
     """
 
     def __init__(
         self,
-        broker: EmbeddedBroker,
-        folder: Path,
-        queue: str,
+        campaign: Campaign,
+        name: str,
         *,
-        seed: int,
+        broker: EmbeddedBroker | None = None,
+        clock: MovableClock | None = None,
         partitions: int = 4,
         max_deliveries: int = 3,
-        spark: Callable[[], SparkSession] | None = None,
-        clock: MovableClock | None = None,
-        owns_broker: bool = False,
-        patience: float = 1.0,
-        evidence: Path | None = None,
         is_mixed: bool = False,
         **profile: Any,
     ) -> None:
-        """Make the queue."""
-        super().__init__()
-        # By the fault's name, not by its queue's, which carries the time.
-        fault = queue.partition(".")[0]
-        choice = random.Random(f"{seed}:{fault}").choice(sorted(PROTOCOLS))  # noqa: S311  # repeatable
-        profile = {"group_protocol": choice, "extra": PROTOCOLS[choice] | SECRET, **profile}
-        self.broker, self.queue, self.seed, self.max_deliveries = broker, queue, seed, max_deliveries
-        self.bootstrap_servers, self.patience = broker.bootstrap_servers, patience
-        self.folder = folder / queue
-        self.folder.mkdir(parents=True)
-        self.layout = create_queue(queue, bootstrap_servers=self.bootstrap_servers, partitions=partitions)
-        self.profile = Profile(self.bootstrap_servers, queue, str(self.folder), seed=seed, **profile)
-        self.mix = Mix(seed, fault) if is_mixed else None
-        if self.mix is not None:
-            self._mix(self.mix)
-        self.events = EventFile(self.folder, "injector")
-        self.shared_injections = 0
-        self._passed: set[str] = set()
-        self.is_drained = False
-        self.bounds = Bounds()
+        super().__init__(campaign, name)
+        self.queue, self.partitions, self._own_broker, self._clock = self.name, partitions, broker, clock
+        self.bootstrap_servers = (broker or campaign.broker).bootstrap_servers
+        protocol = self.random.choice(sorted(PROTOCOLS))
+        self.protocols = {protocol}
+        profile = {"group_protocol": protocol, "extra": PROTOCOLS[protocol] | SECRET, **profile}
+        self.profile = Profile(self.bootstrap_servers, self.queue, seed=self.seed, **profile)
+        self.events = EventFile.of(self.folder, INJECTOR)
+        self.events.write("queue", name=self.queue)
+        self.markers = marker_producer(self.bootstrap_servers)
         self.injected_markers: set[tuple[int, int]] = set()
-        self.hostile_markers: set[tuple[int, int]] = set()
-        self._clock, self._owns_broker, self._evidence = clock, owns_broker, evidence
+        self.hostile: set[tuple[int, int]] = set()
+        self.bounds, self.is_drained = Bounds(), False
+        self._passed: set[str] = set()
         self._away: list[Interval] = []
         self._held_up: list[Interval] = []
-        self._tracked: list[Interval] = []
-        self._began_ms = _now_ms()
-        self._remembered = Dump()
-        self._spark = spark
-        self._children: list[Child] = []
-        self._crew: list[WorkerChild] = []
         self._senders: list[Sender] = []
-        self._last_reported: tuple[Path, Mapping[int, TrackerStatus]] | None = None
-        self._lock = threading.Lock()
-        self._peaks = PeakWatch(lambda: list(self._children))
-        self._peaks.start()
+        self._remembered: list[Dump] = []
         self._closing: list[Callable[[], object]] = []
+        self._began_ms, self._lock = now_ms(), threading.Lock()
+        self._ask = mixed if is_mixed else nothing
+        self.logical_queues = ("", LOGICAL_QUEUE) if is_mixed else ("",)
+        self._make_queue(self._mixed_rules() if is_mixed else {}, max_deliveries)
+        names = list(WAYS)
+        self.random.shuffle(names)
+        self._ways = itertools.cycle(names)
+        self._watch = Watch(lambda: list(self.children))
+        self._watch.start()
 
-    def _mix(self, mix: Mix) -> None:
-        """Give the queue its rules, and a topic for results."""
-        rules = QueueSettings(max_deliveries=self.max_deliveries, **mix.rules)
-        write_rules(self.queue, rules, expected_version=0, bootstrap_servers=self.bootstrap_servers)
-        admin = AdminClient(admin_config(self.bootstrap_servers))
-        for future in admin.create_topics([NewTopic(results_of(self.queue), 1, 1)]).values():
+    def _mixed_rules(self) -> dict[str, Any]:
+        return {
+            "backoff": self.random.choice(("constant", "linear", "exponential")),
+            "backoff_initial_ms": 300,
+            "backoff_max_ms": 2_000,
+            "backoff_jitter": self.random.choice((0.0, 0.5)),
+            "expired": self.random.choice(("drop", "dead-letter")),
+        }
+
+    def _make_queue(self, rules: Mapping[str, Any], max_deliveries: int) -> None:
+        create_queue(self.queue, bootstrap_servers=self.bootstrap_servers, partitions=self.partitions)
+        wanted = QueueSettings(max_deliveries=max_deliveries, **rules)
+        write_rules(self.queue, wanted, expected_version=0, bootstrap_servers=self.bootstrap_servers)
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        self.done(self.admin.create_topics([NewTopic(results_of(self.queue), 1, 1)]))
+
+    @staticmethod
+    def done(futures: Mapping[Any, Any]) -> None:
+        """Wait until what an admin client was asked for is done."""
+        for future in futures.values():
             future.result()
 
-    @property
-    def group_protocols(self) -> set[str]:
-        """Group protocols of the workers."""
-        return {self.profile.group_protocol}
+    # What happens.
 
     def injected(self, what: str, **fields: object) -> None:
         """Count an injection and write it down; safe for threads."""
@@ -183,38 +204,25 @@ class Stage(JudgedStage):
             self._passed.add(str(fields.get("point", "")))
         self.events.write("injected", what=what, **fields)
 
-    def shares_injection(self, what: str, **fields: object) -> None:
-        """
-        Write down an injection that another stage of the same fault counts.
-
-        The injected process belongs to both stages, so a report of the fault counts the injection once.
-        """
-        self.shared_injections += 1
-        self.events.write("injected", what=what, **fields)
-
     def must_have_passed(self, points: Iterable[str]) -> None:
-        """Note each crash point that ended no process: a fault that was not injected has proved nothing."""
+        """Fail for each crash point that ended no process: a fault that was not injected has proved nothing."""
         for point in sorted(set(points) - self._passed):
             self.fail(f"crash point {point} ended no process")
 
     @contextmanager
     def away(self, after_s: float = 0.0) -> Iterator[None]:
         """Note that something is away on purpose in a block, and for some seconds after it, which excuse waits."""
-        begin_ms = _now_ms()
+        begin_ms = now_ms()
         try:
             yield
         finally:
             with self._lock:
-                self._away.append(Interval(begin_ms, _now_ms() + round(1000 * after_s)))
+                self._away.append(Interval(begin_ms, now_ms() + round(1000 * after_s)))
 
     def held_up(self, seconds: float) -> None:
         """Note that a process may have died in a transaction: redeliveries wait for *seconds* from now on."""
         with self._lock:
-            self._held_up.append(Interval(_now_ms(), _now_ms() + round(1000 * seconds)))
-
-    def keeps_broker(self) -> None:
-        """Leave the broker to another stage that ends later."""
-        self._owns_broker = False
+            self._held_up.append(Interval(now_ms(), now_ms() + round(1000 * seconds)))
 
     def judge(self, **bounds: Any) -> None:
         """Set what this fault allows unlike the others."""
@@ -222,278 +230,250 @@ class Stage(JudgedStage):
 
     def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:
         """Start a sender; with a *count* it ends by itself."""
-        seed = self.seed + len(self._senders)
-        options = {"ask": None if self.mix is None else ask, **options}
-        sender = Sender(self.bootstrap_servers, self.queue, self.folder, rate=rate, seed=seed, count=count, **options)
+        sender = Sender(self, rate=rate, count=count, **{"ask": self._ask, **options})
         self._senders.append(sender)
         sender.start()
         return sender
 
-    def worker(self, name: str, failpoint: str = "", clock: FalseClock | None = None, **profile: Any) -> WorkerChild:
+    def worker(self, name: str, failpoint: str = "", clock: Any = None, **profile: Any) -> Worker:  # noqa: ANN401  # a FalseClock
         """Start a worker."""
-        values = replace(self.profile, name=name, **profile)
-        child = WorkerChild(values, self.folder, failpoint=failpoint, clock=clock)
+        values = replace(self.profile, name=f"{name}-{next(self._numbers)}", **profile)
+        child = Worker(values, self.folder, failpoint=failpoint, clock=clock)
         with self._lock:
-            self._children.append(child)
+            self.children.append(child)
         return child
 
-    def crew(self, name: str, **profile: Any) -> list[WorkerChild]:
+    def crew(self, name: str, **profile: Any) -> list[Worker]:
         """Start a worker for each logical queue."""
-        return [
-            self.worker("-".join(filter(None, (name, queue))), logical_queue=queue, **profile)
-            for queue in self._logical_queues
-        ]
+        return [self.worker(f"{name}{queue}", logical_queue=queue, **profile) for queue in self.logical_queues]
 
-    @property
-    def _logical_queues(self) -> tuple[str, ...]:
-        return ("",) if self.mix is None else ("", LOGICAL_QUEUE)
+    def way(self) -> dict[str, Any]:
+        """Return how the next worker works: each way in turn."""
+        return WAYS[next(self._ways)]
 
-    @property
-    def workers(self) -> list[WorkerChild]:
-        """Workers that run."""
-        return [child for child in self._children if isinstance(child, WorkerChild) and child.is_running]
-
-    def tracker(self, checkpoint: str = "checkpoint", **options: Any) -> TrackerChild:
-        """Start a tracker in a process of its own."""
-        child = TrackerChild(
-            options.pop("bootstrap_servers", self.bootstrap_servers),
-            self.queue,
-            self.folder,
-            checkpoint_dir=self.folder / checkpoint,
-            max_deliveries=self.max_deliveries,
-            **options,
-        )
-        self._children.append(child)
+    def tracker(self, checkpoint: str = "checkpoint", **options: Any) -> Tracker:
+        """Start a tracker."""
+        servers = options.pop("bootstrap_servers", self.bootstrap_servers)
+        at = self.folder / checkpoint
+        name = str(next(self._numbers))
+        child = Tracker([self.queue], servers, self.folder, name, checkpoint=at, **options)
+        self.children.append(child)
         return child
 
-    def must_get_ready(self, tracker: TrackerChild) -> None:
-        """Wait until a tracker is ready; I9 is broken if it ends before."""
-        if tracker.wait_ready() < 0:
+    def tracked(self, bound_s: float = NO_BOUND_S, **options: Any) -> Tracker:
+        """Start a tracker, and wait until it works; where one worked before, judge how long that took (I8)."""
+        tracker = self.tracker(**options)
+        self.recovered(tracker, bound_s)
+        return tracker
+
+    def recovered(self, tracker: Tracker, bound_s: float = KILL_BOUND_S) -> None:
+        """Wait until a tracker works; note how long that took, and where it took too long."""
+        took_s = tracker.wait_ready()
+        if took_s < 0:
             self.fail(f"I9: the tracker did not get ready: {tracker.last_words()}")
+            return
+        self.judge_recovery(tracker, took_s, bound_s)
 
-    @contextmanager
-    def tracking(self, **settings: object) -> Iterator[QueueTracker]:
-        """Run a tracker in this process for the time of a block."""
-        from kmq_spark.tracker.queue_tracker import QueueTracker  # noqa: PLC0415  # Spark loads only where it is used
+    def judge_recovery(self, tracker: Tracker, took_s: float, bound_s: float = KILL_BOUND_S) -> None:
+        """Note a recovery, and fail where it took too long."""
+        self.recovery_s.append(took_s)
+        if took_s > bound_s * self.patience:
+            self.fail(f"I8: recovery took {took_s:.1f} s, bound {bound_s * self.patience:g} s: {tracker.last_words()}")
 
-        assert self._spark is not None
-        flags: dict[str, dict[str, Any]] = {
-            "kafka": {"bootstrap_servers": self.bootstrap_servers, "extra": SECRET, "spark_extra": JAVA_SECRET},
-            "queue": {"max_deliveries": self.max_deliveries},
-            "tracker": {
-                "checkpoint_dir": str(self.folder / "checkpoint"),
-                "state_partitions": 2,
-                "commit_interval_ms": 1_000,
-                **settings,
-            },
-        }
-        tracker, ready_at_ms = QueueTracker(self._spark(), self.queue, load_settings(None, flags)), _now_ms()
-        thread = threading.Thread(target=self._run_tracker, args=(tracker,), daemon=True)
-        with self._service_log():
-            thread.start()
-            try:
-                if not tracker.wait_ready(90 * self.patience):
-                    self.fail("the tracker did not get ready")
-                ready_at_ms = _now_ms()
-                yield tracker
-            finally:
-                self._tracked.append(Interval(ready_at_ms, _now_ms()))
-                tracker.stop()
-                thread.join(60)
-                self._last_reported = (self.folder / "checkpoint", tracker.stats.statuses)
+    def leave_broker(self) -> None:
+        """Leave the broker to another stage that ends later."""
+        self._own_broker = None
 
-    def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Call *call* when all processes of the stage have ended."""
+        self._closing.append(call)
+
+    def dump(self) -> Dump:
+        """Read the topics as they are now."""
+        return read_dump(self.queue, self.bootstrap_servers)
+
+    def remember(self) -> None:
+        """Read the queue topic for the verdict, before records of it are removed."""
+        self._remembered.append(self.dump())
+
+    # The end.
+
+    @property
+    def _trackers(self) -> list[Tracker]:
+        return [child for child in self.children if isinstance(child, Tracker) and child.kind == TRACKER]
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Workers that run."""
+        return [child for child in self.children if isinstance(child, Worker) and child.is_running]
+
+    def drain(self, workers: int = 2, timeout_s: float = DRAIN_S) -> None:
         """
-        Stop the senders, let everything be worked off, and return how long it took.
+        Stop the senders, let everything be worked off, and end all processes.
 
-        By the workers that survived the faults, where there are any: a survivor that hangs must not be covered up by
-        a fresh one. Only where none is left, fresh ones do it.
+        By the workers that survived the faults, where there are any: a survivor that hangs must not be covered up by a
+        fresh one. Only in a logical queue where none is left, fresh ones do it.
 
         Args:
             workers: How many fresh ones, for each logical queue.
-            timeout_s: I9 is broken after it, times the patience; longer where all that is open is deferred, see
-                `faults.drains`.
+            timeout_s: I9 is broken after it, times the patience; longer where all that is open is deferred.
         """
         survivors = self.workers
         self._judge_survivors(survivors)
         for sender in self._senders:
             sender.stop()
-        profile = _workers_idle_profile(self.profile)
-        left_alone = set(self._logical_queues) - {child.logical_queue for child in survivors}
-        crew = [
-            WorkerChild(replace(profile, name=f"drain{number}{queue}", logical_queue=queue), self.folder)
-            for queue in sorted(left_alone)
-            for number in range(workers)
-        ]
-        self._crew += crew
-        began_s = time.monotonic()
-        self.is_drained = True
+        work_ms = min(self.profile.work_ms, DRAIN_WORK_MS)
+        idle: dict[str, Any] = {"mode": "run", "keep_alive": True, "slow": 0.0, "forgotten": 0.0}
+        idle |= {"killers": 0.0, "work_ms": work_ms}
+        for queue in sorted(set(self.logical_queues) - {child.logical_queue for child in survivors}):
+            for _ in range(workers):
+                self.worker("drain", logical_queue=queue, **idle)
+        self.is_drained, began_s = True, time.monotonic()
+        give_up_s = began_s + timeout_s * self.patience
         try:
-            limit = DrainLimit(began_s, timeout_s, self.patience)
-            while left := self._open():
-                now_s = time.monotonic()
-                if limit.is_over(left.values(), now_s, time.time() * 1000):
-                    who = f"{len(survivors)} workers that survived" if survivors else f"{workers} fresh workers"
-                    waited_s = now_s - began_s
-                    self.fail(f"I9: {len(left)} messages are open {waited_s:.0f} s after the last fault, with {who}")
-                    break
+            while (open_until := self.open()) and time.monotonic() < give_up_s:
+                is_all_deferred = min(open_until) > time.time() * 1000
+                if is_all_deferred and time.monotonic() < began_s + LONGEST_DRAIN_S:
+                    give_up_s = max(give_up_s, time.monotonic() + DEFERRED_S * self.patience)
                 time.sleep(1.0)
+            if open_until:
+                waited_s = time.monotonic() - began_s
+                self.fail(f"I9: {len(open_until)} messages are open {waited_s:.0f} s after the last fault")
         finally:
-            ended = [child for child in survivors if not child.is_running]
-            # Trackers last, and then: the verdict reads topic after topic, so nothing may be committed meanwhile.
-            for kind in (WorkerChild, TrackerChild):
-                for child in (*self._children, *crew):
-                    if isinstance(child, kind):
-                        child.stop()
-            self._judge_exits((*survivors, *crew), ended)
-        return time.monotonic() - began_s
+            for child in survivors:
+                if not child.is_running:
+                    self.fail(f"I9: {child.name} ended by itself with {child.exit_code}: {child.last_words()}")
+            self.end_all()
 
-    def _judge_survivors(self, survivors: Sequence[WorkerChild]) -> None:
+    def end_all(self) -> None:
+        """Ask every process to end; workers first: the verdict reads topic after topic, so nothing may be written."""
+        for child in sorted(self.children, key=lambda each: each.kind != WORKER):
+            if child.is_running:
+                child.stop()
+
+    def _judge_survivors(self, survivors: Sequence[Worker]) -> None:
         """I9: while messages are sent, each worker that was there before the faults is given some, by itself."""
         if not any(sender.is_alive() for sender in self._senders):
             return
         since_s, most_s = time.monotonic(), SURVIVOR_S * self.patience
-        waiting: list[WorkerChild] = []
-        for queue in self._logical_queues:
+        waiting: list[Worker] = []
+        for queue in self.logical_queues:
             group = [child for child in survivors if child.logical_queue == queue]
             # Of more members than partitions some have none.
-            waiting += group if len(group) <= self.layout.partition_count else []
+            waiting += group if len(group) <= self.partitions else []
         while waiting and time.monotonic() < since_s + most_s:
-            waiting = [child for child in waiting if not child.was_given_since(since_s)]
+            waiting = [child for child in waiting if not _was_given_since(child, since_s)]
             time.sleep(0.5)
         for child in waiting:
             self.fail(f"I9: worker {child.name}, which survived the faults, was given nothing in {most_s:g} s")
 
-    def _judge_exits(self, workers: Sequence[WorkerChild], ended: Sequence[WorkerChild]) -> None:
-        """I9: a worker ends where it is asked to, and then, and without an error."""
-        for worker in ended:
-            self.fail(f"I9: worker {worker.name} ended by itself with {worker.exit_code}: {worker.last_words()}")
-        for worker in workers:
-            if worker not in ended and worker.exit_code:
-                self.fail(f"I9: worker {worker.name} ended with {worker.exit_code}: {worker.last_words()}")
-
-    def remember(self) -> None:
-        """Read the queue topic for the verdict, before records of it are removed."""
-        kept = RecordFile(self._evidence and self._evidence / REMEMBERED)
-        self._remembered.messages += read_dump(self.queue, self.bootstrap_servers, kept.keep).messages
-        kept.close()
-
-    def adopt(self, child: Child) -> None:
-        """Judge the end of a process that a fault has started by itself, and end it with the stage."""
-        self._children.append(child)
-
-    def on_close(self, call: Callable[[], object]) -> None:
-        """Call *call* at the end of `close`, after all processes of the stage have ended."""
-        self._closing.append(call)
+    def open(self) -> Collection[int]:
+        """Return until when each open message is deferred, 0 for not."""
+        dump = self.dump()
+        without(dump, self.hostile)
+        return open_messages(dump, NO_RULES).values()
 
     def close(self) -> None:
         """End whatever still runs, a broker of its own included."""
+        self._watch.stop()
         for sender in self._senders:
             sender.stop()
-        for child in self._children:
-            if child.is_running:
-                child.resume()
-                child.kill()
-        if self._owns_broker:
-            self.broker.close()
-        self._peaks.stop()
+        super().close()
+        # Clients that outlive their broker complain.
+        vars(self).pop("markers", None)
+        vars(self).pop("admin", None)
+        if self._own_broker is not None:
+            self._own_broker.close()
         for call in self._closing:
             call()
 
-    def verdict(self, *, is_drained: bool = True) -> Verdict:
-        """Read the topics and the event files, and check them."""
-        kept = RecordFile(self._evidence and self._evidence / RECORDS)
-        dump = read_dump(self.queue, self.bootstrap_servers, kept.keep)
-        kept.close()
-        # As `faults.judge` reads them again.
-        facts = json.loads(facts_text(self._facts(is_drained=is_drained)))
-        found = verdict_of(self.folder, facts, dump, self._remembered)
-        if self._evidence is not None:
-            keep_rest(self._evidence, self.folder, facts, {"violations": found.violations, "counts": found.counts})
-        return found
+    # The verdict.
 
-    def _facts(self, *, is_drained: bool) -> dict[str, Any]:
-        """Return everything that the verdict takes besides the topics, the event files and the logs."""
-        return {
-            "queue": self.queue,
-            "seed": self.seed,
-            "max_deliveries": self.max_deliveries,
-            "is_drained": is_drained,
-            "profile": asdict(self.profile),
-            "injections": self.injections + self.shared_injections,
-            "injected_markers": sorted(self.injected_markers),
-            "hostile_markers": sorted(self.hostile_markers),
-            "sessions": self.sessions(),
-            "reported": {
-                partition: (begins_at, status._asdict()) for partition, (begins_at, status) in self.reported().items()
-            },
-            "bounds": asdict(self._true_bounds()),
-            "clock_epochs": None if self._clock is None else self._clock.epochs,
-            "failures": self.failures,
-            "notes": self.notes,
-            "recovery_s": self.recovery_s,
-            "checkpoint_mib": checkpoint_mib(self.folder),
-            "began_ms": self._began_ms,
-            "ended_ms": _now_ms(),
-            "processes": [
-                {
-                    "kind": type(child).__name__,
-                    "log": child.log.name,
-                    "exit_code": child.exit_code,
-                    "is_ended_by_us": child.is_ended_by_us,
-                    "is_hung": child.is_hung,
-                    "ended_at_ms": child.ended_at_ms,
-                    "peak": child.peak,
-                }
-                for child in (*self._children, *self._crew)
-            ],
+    def verdict(self) -> Verdict:
+        """Read the topics and the event files, and check them."""
+        found, evidence = super().verdict(), self.evidence()
+        verdict = check(evidence)
+        verdict.violations = [*found.violations, *verdict.violations]
+        for file in sorted(self.folder.rglob("*")):
+            if file.is_file() and CANARY.encode() in file.read_bytes():
+                verdict.add("I14", f"{file.relative_to(self.folder)} holds a secret of the settings")
+        (self.folder / "verdict.json").write_text(json.dumps([verdict.violations, verdict.counts], indent=1))
+        return verdict
+
+    def evidence(self) -> Evidence:
+        """Return what the verdict is made from."""
+        dump = self.dump()
+        present = {record.place: record for record in dump.messages}
+        removed = {
+            record.place: record for old in self._remembered for record in old.messages if record.place not in present
         }
+        dump.messages = [*removed.values(), *present.values()]
+        dump.removed, dump.injected = set(removed), self.injected_markers
+        without(dump, self.hostile)
+        bounds = self._true_bounds()
+        return Evidence(
+            dump,
+            list(read_events(self.folder)),
+            self.sessions(),
+            NO_RULES,
+            bounds if self._clock is None else self._clock.corrected(bounds, dump),
+            [child.as_evidence() for child in self.children],
+            self.injections,
+            # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
+            {} if self.hostile else self.reported(),
+            self.is_drained,
+            _checkpoint_mib(self.folder),
+        )
 
     def _true_bounds(self) -> Bounds:
         """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""
-        children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
-        present = [*self._tracked, *(interval for interval in children if interval is not None)]
-        away = [*self._away, *gaps(present, Interval(self._began_ms, NEVER_MS))]
+        present = [child.presence() for child in self._trackers]
+        known = [interval for interval in present if interval is not None]
+        away = [*self._away, *gaps(known, Interval(self._began_ms, NEVER_MS))]
         return replace(self.bounds.stretched(self.patience), away=away, held_up=list(self._held_up))
-
-    def reported(self) -> dict[int, ReportedStatus]:
-        """Return the status that the last tracker reported, by markers partition."""
-        trackers = [child for child in self._children if isinstance(child, TrackerChild) and not child.is_running]
-        reports = [(child.checkpoint_dir, child.statuses()) for child in trackers]
-        checkpoint, statuses = next(
-            (report for report in reversed(reports) if report[1]), self._last_reported or (self.folder, {})
-        )
-        return reported(checkpoint, self.queue, statuses)
 
     def sessions(self) -> list[Session]:
         """Return the trackers that took over, in their order, from what they logged."""
-        return sessions(self.folder, self.queue)
+        found = [
+            Session(match[1], {int(partition): int(at) for partition, at in json.loads(match[3]).items()})
+            for log in sorted(self.folder.glob("tracker*.log"))
+            for match in _OPENED.finditer(log.read_text(errors="replace"))
+            if match[2] == self.queue
+        ]
+        # The end of a log only grows; a tracker's own clock may be wrong on purpose.
+        return sorted(found, key=lambda session: sum(session.decides_from.values()))
 
-    def _open(self) -> dict[MessageId, int]:
-        """Return the messages that are open now, and until when each is deferred; see `open_until_ms`."""
-        dump = read_dump(self.queue, self.bootstrap_servers)
-        without(dump, self.hostile_markers)
-        return open_until_ms(dump)
+    def reported(self) -> dict[int, Reported]:
+        """Return the status that the last tracker reported, by markers partition; empty where it was killed."""
+        last = next((child for child in reversed(self._trackers) if child.statuses(self.queue)), None)
+        if last is None:
+            return {}
+        begins_at = _begins_at(last.checkpoint / self.queue)
+        return {
+            partition: Reported(
+                begins_at.get(partition, 0), int(values["next_marker_offset"]), int(values["in_flight"]),
+                values["counters"],
+            )
+            for partition, values in last.statuses(self.queue).items()
+        }  # fmt: skip
 
-    def _run_tracker(self, tracker: QueueTracker) -> None:
-        try:
-            tracker.run()
-        except Exception as error:
-            self.fail(f"the tracker ended: {error}")
-            logging.getLogger(__name__).exception("tracker of %s ended", self.queue)
 
-    @contextmanager
-    def _service_log(self) -> Iterator[None]:
-        """Write the log of a tracker in this process to a file, as one in a process of its own does."""
-        logger = logging.getLogger("kmq_spark")
-        handler = logging.FileHandler(self.folder / f"tracker-here-{time.time_ns()}.log")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-        level = logger.level
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-            logger.removeHandler(handler)
-            handler.close()
+def _was_given_since(worker: Worker, monotonic_s: float) -> bool:
+    return any(event["monotonic"] >= monotonic_s for event in reversed(worker.events("delivered")))
+
+
+def _checkpoint_mib(folder: Path) -> int:
+    """Return the size of the largest checkpoint below a folder."""
+    folders = [each for each in folder.glob("*/*") if (each / "offsets").is_dir()]
+    sizes = [sum(file.stat().st_size for file in each.rglob("*") if file.is_file()) for each in folders]
+    return max(sizes, default=0) // 2**20
+
+
+def _begins_at(checkpoint: Path) -> dict[int, int]:
+    """Return from which marker offsets the state in a checkpoint was built, as Spark's Kafka source noted it."""
+    file = checkpoint / "sources" / "0" / "0"
+    if not file.exists():
+        return {}
+    noted = file.read_bytes()  # a zero byte, a version, JSON
+    (offsets,) = json.loads(noted[noted.index(b"{") :]).values()
+    return {int(partition): int(offset) for partition, offset in offsets.items()}

@@ -30,16 +30,9 @@ FOLLOWERS = (2, 3)
 
 
 class ThreeBrokers:
-    """
-    An embedded broker, which is the controller too, and two followers that end with this process.
-
-    Args:
-        folder: Folder of the data of all three.
-        environment: More environment variables of all three.
-    """
+    """An embedded broker, which is the controller too, and two followers that end with this process."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Start them and wait until all three are known."""
         self._folder, self._environment = folder, dict(environment or {})
         # What a cluster of three has: a default of three replicas, and Kafka's own default of min.insync.replicas=1.
         extra = {"default.replication.factor": "3"}
@@ -57,14 +50,8 @@ class ThreeBrokers:
         self.first.kill()
 
     def coordination_topic(self, prefix: str) -> str:
-        """
-        Create coordination topics of one partition until a follower leads one; return its name.
-
-        Kafka chooses the leaders of one-partition topics in turn. The first broker is the controller, and stays.
-
-        Raises:
-            RuntimeError: No topic is led by a follower.
-        """
+        """Create coordination topics of one partition until a follower leads one; return its name."""
+        # Kafka chooses the leaders of one-partition topics in turn. The first broker is the controller, and stays.
         for number in range(2 * len(FOLLOWERS) + 2):
             topic = f"{prefix}-{number}"
             create_coordination_topic(
@@ -73,8 +60,7 @@ class ThreeBrokers:
             self._wait(partial(self._has_leader, topic))
             if self.leader(topic) in FOLLOWERS:
                 return topic
-        message = "no topic is led by a follower"
-        raise RuntimeError(message)
+        raise RuntimeError("no topic is led by a follower")
 
     def leader(self, topic: str) -> int:
         """Return the node that leads partition 0 of a topic; -1 = none, or the broker that answers does not know it."""
@@ -85,16 +71,10 @@ class ThreeBrokers:
         return self.leader(topic) != -1
 
     def kill_leader(self, topic: str) -> int:
-        """
-        Kill the follower that leads partition 0 of a topic, and wait until another broker leads; return the dead node.
-
-        Raises:
-            RuntimeError: The first broker leads it, which is the controller, or no broker took over in time.
-        """
+        """Kill the follower that leads partition 0 of a topic, wait until another leads; return the dead node."""
         node = self.leader(topic)
         if node not in FOLLOWERS:
-            message = f"cannot kill the leader of {topic}: got node {node}, one of {FOLLOWERS}"
-            raise RuntimeError(message)
+            raise RuntimeError(f"cannot kill the leader of {topic}: got node {node}, one of {FOLLOWERS}")
         self._kill(node)
         self._wait(lambda: self.leader(topic) not in {-1, node})
         return node
@@ -122,8 +102,7 @@ class ThreeBrokers:
         until_s = time.monotonic() + _READY_S
         while not is_done():
             if time.monotonic() > until_s:
-                message = f"the three brokers are not ready within {_READY_S} s: {self._console()}"
-                raise RuntimeError(message)
+                raise RuntimeError(f"the three brokers are not ready within {_READY_S} s: {self._console()}")
             time.sleep(0.1)
 
     def _follower(self, node: int) -> list[str]:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from faults.protocol import MarkerType
+from faults.oracle import covered
+from kmq_spark.core.markers import MarkerType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from faults.protocol import MessageId
     from faults.topics import Dump, Record
+    from kmq_spark.core.markers import MessageId
 
 LATE_BOUND_MS = 15_000
 """I8: a redelivery waits no longer than this while nothing is away."""
@@ -44,7 +45,7 @@ class Interval(NamedTuple):
 class Wait(NamedTuple):
     """A redelivery: when it was due, and when it came."""
 
-    message_id: MessageId
+    message: MessageId
     due_ms: int
     came_ms: int
 
@@ -55,18 +56,14 @@ class Bounds:
     What a fault allows.
 
     Attributes:
-        away: Intervals in which something was away on purpose.
-        held_up: Intervals in which redeliveries waited for the transaction of a process that had died.
-        late_ms: Longest quiet wait of a redelivery.
-        quiet_p99_ms: What 99 of 100 redeliveries are not later than where nothing had been away for long.
+        away: When something was away on purpose.
+        held_up: When redeliveries waited for the transaction of a process that had died.
         stall_ms: Longest quiet interval in which no message of a partition was taken although some waited; 0: not
             judged, because consumers are busy or absent on purpose.
         true_markers: True append times where the broker's clock was moved: by markers partition and marker offset.
-        true_messages: The same of messages.
-        slack_ms: How exactly it does.
+        slack_ms: How exactly they are known.
         set_ahead: Instants at which the broker's clock was set ahead: what was held then falls due.
         letters_need_a_cause: Whether a message may be a dead letter only where a handler failed on it or rejected it.
-        patience: Factor of the time in which a group settles after a change; more than 1 on a loaded machine.
     """
 
     away: Sequence[Interval] = ()
@@ -81,17 +78,10 @@ class Bounds:
     letters_need_a_cause: bool = False
     patience: float = 1.0
 
-    @property
-    def not_quiet(self) -> list[Interval]:
-        """Intervals in which a redelivery may wait."""
-        return [*self.away, *self.held_up]
-
     def stretched(self, factor: float) -> Bounds:
         """Return the same with *factor* times as long for every wait that is judged, and for a group to settle."""
-        late_ms, quiet_p99_ms, stall_ms = (
-            round(factor * most_ms) for most_ms in (self.late_ms, self.quiet_p99_ms, self.stall_ms)
-        )
-        return replace(self, late_ms=late_ms, quiet_p99_ms=quiet_p99_ms, stall_ms=stall_ms, patience=factor)
+        late_ms, p99_ms, stall_ms = (round(factor * ms) for ms in (self.late_ms, self.quiet_p99_ms, self.stall_ms))
+        return replace(self, late_ms=late_ms, quiet_p99_ms=p99_ms, stall_ms=stall_ms, patience=factor)
 
     def marker_ms(self, partition: int, offset: int, read_ms: int) -> int:
         """Return when a marker was appended, in true time."""
@@ -99,7 +89,7 @@ class Bounds:
 
     def message_ms(self, record: Record) -> int:
         """Return when a message was appended, in true time."""
-        return self.true_messages.get(record.place, record.appended_at_ms)
+        return self.true_messages.get(record.place, record.at_ms)
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
@@ -120,15 +110,9 @@ def gaps(present: Iterable[Interval], whole: Interval) -> list[Interval]:
 
 
 class Quiet:
-    """
-    Answers how much of a wait was quiet.
-
-    Args:
-        away: Intervals in which something was away.
-    """
+    """Answers how much of a wait was quiet: when nothing was away."""
 
     def __init__(self, away: Iterable[Interval]) -> None:
-        """Put them in order."""
         self._away = merged(away)
         self._begins = [interval.begin_ms for interval in self._away]
 
@@ -143,18 +127,17 @@ class Quiet:
                 at = interval.end_ms
         return max(longest_ms, end_ms - at)
 
-    def is_calm(self, begin_ms: int, end_ms: int, before_ms: int) -> bool:
-        """Return whether nothing was away during a wait and in the *before_ms* before it."""
-        return self.longest_ms(begin_ms - before_ms, end_ms) == end_ms - begin_ms + before_ms
-
 
 def too_late(waits: Sequence[Wait], bounds: Bounds) -> Iterator[str]:
     """Yield redeliveries that waited too long."""
-    quiet = Quiet(bounds.not_quiet)
-    for message_id, due_ms, came_ms in waits:
-        if (waited_ms := quiet.longest_ms(due_ms, max(came_ms, due_ms))) > bounds.late_ms:
-            yield f"{message_id} came {came_ms - due_ms} ms late, {waited_ms} ms of it while nothing was away"
-    calm = [came - due for _, due, came in waits if quiet.is_calm(due, max(came, due), LATE_BOUND_MS)]
+    quiet = Quiet([*bounds.away, *bounds.held_up])
+    calm: list[int] = []
+    for message, due_ms, came_ms in waits:
+        came_ms = max(came_ms, due_ms)  # noqa: PLW2901  # an early one is judged elsewhere
+        if (waited_ms := quiet.longest_ms(due_ms, came_ms)) > bounds.late_ms:
+            yield f"{message} came {came_ms - due_ms} ms late, {waited_ms} ms of it while nothing was away"
+        if quiet.longest_ms(due_ms - LATE_BOUND_MS, came_ms) == came_ms - due_ms + LATE_BOUND_MS:
+            calm.append(came_ms - due_ms)
     if len(calm) >= QUIET_COUNT and (p99 := float(np.percentile(calm, 99))) > bounds.quiet_p99_ms:
         yield f"p99 of {len(calm)} redeliveries long after any fault is {p99:.0f} ms, bound {bounds.quiet_p99_ms} ms"
 
@@ -178,12 +161,10 @@ def _changes(dump: Dump, bounds: Bounds) -> dict[int, list[tuple[int, int]]]:
     """Return when a message of each queue partition came (1) and when it was taken for the first time (-1)."""
     first_start: dict[MessageId, int] = {}
     for partition, log in dump.markers.items():
-        for logged in log:
-            if logged.marker is not None and logged.marker.type is MarkerType.START:
-                for message_id in logged.marker.covered():
-                    first_start.setdefault(
-                        message_id, bounds.marker_ms(partition, logged.marker_offset, logged.appended_at_ms)
-                    )
+        for offset, read_ms, marker in log:
+            if marker is not None and marker.type is MarkerType.START:
+                for message in covered(marker):
+                    first_start.setdefault(message, bounds.marker_ms(partition, offset, read_ms))
     changes: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for record in dump.messages:
         came_ms = bounds.message_ms(record)

@@ -17,11 +17,10 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from faults.events import EventFile
-from faults.once import PROCESS, TRANSACTION
+from faults.hands import PROCESS, TRANSACTION
 from faults.topics import results_of
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.errors import BatchFailed, KmqError, LeaseLostError
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.message import Message
 
-
 NICENESS = 10
-
 RAISED_SHARE = 0.5
 """Of the batches with failures: they are raised; the others are returned."""
 
@@ -49,56 +46,44 @@ class Profile:
     What a worker does.
 
     Attributes:
-        bootstrap_servers: Broker.
-        queue: Queue.
-        folder: Where its events go.
-        name: Name of the worker.
-        seed: Seed of its choices.
-        lease_ms: Length of a lease.
-        group_protocol: As of the consumer.
+        name: Of the worker; its event file has it.
         logical_queue: Logical queue of the messages that it takes; empty for those of none.
         mode: `run` (handlers in threads), `batch` (handlers of batches in threads), `receive` (a loop that settles, or
             forgets), `transaction` (a loop that writes a result with each ack) or `interrupted` (a loop torn by
             exceptions of a signal handler, which it catches to receive on).
         keep_alive: Whether leases are renewed.
-        threads: Handler threads.
-        max_in_flight: Messages held at once.
-        max_batch: Messages that `receive` returns and a batch has, at once.
-        work_ms: How long a message takes.
-        raised: Share of deliveries whose handler raises.
-        rejected: Share of deliveries that are rejected.
-        poison: Share of messages whose handler raises at every delivery.
-        slow: Share of deliveries that take one and a half leases.
+        size: Messages that `receive` returns and a batch has, at most.
+        raised: Share of deliveries whose handler raises; so for those rejected, and those that take 1.5 leases (slow).
+        poison: Share of messages whose handler raises at every delivery; so for killers, which end their process.
         forgotten: Share of deliveries that are never settled (`receive` only).
-        isolate_after: As of the consumer; 0, because who forgets a third on purpose makes suspects of innocents
-            (`tests/kafka/consumer/test_poison.py` tries it).
+        isolate_after: As of the consumer; 0, because who forgets a third on purpose makes suspects of innocents.
         extra: librdkafka settings.
     """
 
     bootstrap_servers: str
     queue: str
-    folder: str
     name: str = "worker"
     seed: int = 1
     lease_ms: int = 2_000
-    group_protocol: str = "consumer"
     logical_queue: str = ""
     mode: str = "run"
     keep_alive: bool = True
     threads: int = 4
     max_in_flight: int = 200
-    max_batch: int = 2_000
+    size: int = 2_000
     work_ms: int = 2
     raised: float = 0.02
     rejected: float = 0.005
     poison: float = 0.001
+    killers: float = 0.0
     slow: float = 0.002
     forgotten: float = 0.0
     isolate_after: int = 0
+    group_protocol: str = "consumer"
     extra: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the form in which a worker process gets them."""
+        """Return the form in which a worker process gets it."""
         return json.dumps(asdict(self))
 
 
@@ -106,86 +91,145 @@ class HandlerError(Exception):
     """What a handler raises on purpose."""
 
 
-class Handler:
-    """
-    Handles messages as the profile says.
+class AlarmError(Exception):
+    """What a signal handler raises."""
 
-    Args:
-        profile: What to do.
-        events: Where to write it down.
-    """
+
+class Work:
+    """What a worker does with messages, each step written down."""
 
     def __init__(self, profile: Profile, events: EventFile) -> None:
-        """Keep both."""
-        self._profile = profile
-        self._events = events
+        self._profile, self._events = profile, events
+        self._random = random.Random(profile.seed)  # noqa: S311  # repeatable
+        self.is_stopping = False
 
-    def __call__(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """Handle one message; returning acknowledges it."""
-        profile, name = self._profile, (message.value or b"").partition(b"|")[0].decode()
-        note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
+        profile, note = self._profile, _note(message)
         self._events.write("delivered", **note)
-        choice = random.Random(f"{profile.seed}:{name}:{message.delivery_count}").random()  # noqa: S311  # repeatable
-        is_poison = random.Random(f"{profile.seed}:{name}").random() < profile.poison  # noqa: S311  # as above
-        limits = [profile.raised, profile.raised + profile.rejected]
-        limits.append(limits[-1] + profile.slow)
+        choice = random.Random(f"{profile.seed}:{note['id']}:{message.delivery_count}").random()  # noqa: S311  # as above
+        fate = random.Random(f"{profile.seed}:{note['id']}").random()  # noqa: S311  # as above
         time.sleep(profile.work_ms / 1000)
-        if is_poison or choice < limits[0]:
+        if fate > 1 - profile.killers:
+            self._events.write("killed", **note)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fate < profile.poison or choice < profile.raised:
             self._events.write("raised", **note)
-            raise HandlerError(name)
-        if choice < limits[1]:
+            raise HandlerError(note["id"])
+        if choice < profile.raised + profile.rejected:
             self._events.write("rejected", **note)
             message.reject("as the campaign chose")
-        elif choice < limits[2]:
+        elif choice < profile.raised + profile.rejected + profile.slow:
             time.sleep(profile.lease_ms * 1.5 / 1000)
         self._events.write("handled", **note)
 
-
-class BatchHandler:
-    """
-    Handles the messages of a batch one after the other as the profile says, and settles them together.
-
-    The seed chooses for each batch how it tells of failures: it returns them, or it raises `BatchFailed`.
-
-    Args:
-        profile: What to do.
-        events: Where to write it down.
-    """
-
-    def __init__(self, profile: Profile, events: EventFile) -> None:
-        """Keep both."""
-        self._profile = profile
-        self._handler = Handler(profile, events)
-
-    def __call__(self, batch: Batch) -> dict[int, str | BaseException] | None:
-        """Handle one batch; what did not fail is acknowledged."""
+    def handle_batch(self, batch: Batch) -> dict[int, str | BaseException] | None:
+        """Handle the messages of a batch; the seed chooses whether failures are returned or raised."""
         failures: dict[int, str | BaseException] = {}
         for index, message in enumerate(batch):
             try:
-                self._handler(message)
+                self.handle(message)
             except HandlerError as error:
                 failures[index] = error
-        first = batch[0].id.message_offset
-        if failures and random.Random(f"{self._profile.seed}:{first}").random() < RAISED_SHARE:  # noqa: S311  # repeatable
+        choice = random.Random(f"{self._profile.seed}:{batch[0].id.message_offset}").random()  # noqa: S311  # as above
+        if failures and choice < RAISED_SHARE:
             raise BatchFailed(failures)
         return failures
 
+    def receive(self, consumer: QueueConsumer) -> None:
+        """Settle most messages and forget some."""
+        while not self.is_stopping:
+            for message in self._received(consumer):
+                self._events.write("delivered", **_note(message))
+                if not message.is_settled and self._random.random() >= self._profile.forgotten:
+                    self._events.write("handled", **_note(message))
+                    # A process that was starved may have lost the lease: its message comes again.
+                    with contextlib.suppress(LeaseLostError):
+                        message.ack()
+            self._events.write("held", count=consumer.in_flight_count)
+            time.sleep(self._profile.work_ms / 1000)
+
+    def receive_in_transactions(self, consumer: QueueConsumer) -> None:
+        """Write a result for each message, and ack them together."""
+        results, headers = results_of(self._profile.queue), {PROCESS: str(os.getpid())}
+        while not self.is_stopping:
+            held = self._received(consumer)
+            self._note_done(held)
+            time.sleep(self._profile.work_ms / 1000)
+            try:
+                if held:
+                    with consumer.transaction() as tx:
+                        for message in held:
+                            tx.send(results, message.value, key=message.id.text, headers=headers)
+                            tx.ack(message)
+            except KmqError as error:
+                if not (error.retriable or isinstance(error, LeaseLostError)):
+                    raise
+                logging.getLogger(__name__).warning("a transaction failed, its messages come again: %s", error)
+                for message in held:
+                    with contextlib.suppress(KmqError):
+                        if not message.is_settled:
+                            message.release()
+
+    def receive_interrupted(self, consumer: QueueConsumer) -> None:
+        """
+        Receive and acknowledge, torn at random moments.
+
+        Each round arms one signal. Its handler raises wherever the main thread is: a KeyboardInterrupt, as Ctrl+C does,
+        or an exception of its own, as a time limit does. The loop catches it, gives back what it has in its hands, and
+        receives on, as a shell, a notebook or a task runner would.
+        """
+
+        def tear(_number: int, _frame: object) -> None:
+            raise KeyboardInterrupt if self._random.random() < KEYBOARD_SHARE else AlarmError
+
+        signal.signal(signal.SIGALRM, tear)
+        while not self.is_stopping:
+            held: list[Message] = []
+            try:
+                signal.setitimer(signal.ITIMER_REAL, self._random.uniform(0.001, LONGEST_ROUND_S))
+                while True:
+                    held = self._received(consumer)
+                    for message in held:
+                        self._note_done([message])
+                        message.ack()
+            except (KeyboardInterrupt, AlarmError) as error:
+                self._events.write("interrupted", by=type(error).__name__, held=len(held))
+                for message in held:
+                    if not message.is_settled:
+                        message.release()
+
+    def _note_done(self, messages: list[Message]) -> None:
+        for message in messages:
+            self._events.write("delivered", **_note(message))
+            self._events.write("handled", **_note(message))
+
+    def _received(self, consumer: QueueConsumer) -> list[Message]:
+        """Receive once; what passes by itself, as a broker that restarts does, is tried again."""
+        try:
+            return consumer.receive(min(self._profile.size, self._profile.max_in_flight), timeout=0.2)
+        except KmqError as error:
+            if not error.retriable:
+                raise
+            logging.getLogger(__name__).warning("receive failed, retrying: %s", error)
+            time.sleep(0.2)
+            return []
+
+
+def _note(message: Message) -> dict[str, Any]:
+    name = (message.value or b"").partition(b"|")[0].decode()
+    return {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
+
 
 class ResendEvents(logging.Handler):
-    """
-    Notes that the consumer sends markers again because the broker did not confirm them.
-
-    Args:
-        events: Where.
-    """
+    """Notes that the consumer sends markers again because the broker did not confirm them."""
 
     def __init__(self, events: EventFile) -> None:
-        """Keep the argument."""
         super().__init__()
         self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note it; called with each log line of the producer of markers."""
+        """Note it; called with each log line of the consumer."""
         if getattr(record, "action", "") == "markers_resent":
             self._events.write("resent")
 
@@ -194,9 +238,10 @@ def main(text: str) -> None:
     """Work until SIGTERM."""
     profile = Profile(**json.loads(text))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    logging.getLogger("kmq_spark.consumer.worker").setLevel(logging.CRITICAL)  # handlers raise on purpose
-    events = EventFile(Path(profile.folder), f"{profile.name}-{os.getpid()}")
-    logging.getLogger("kmq_spark.consumer.marker_producer").addHandler(ResendEvents(events))
+    for handles in ("handling", "worker"):  # handlers raise on purpose
+        logging.getLogger(f"kmq_spark.consumer.{handles}").setLevel(logging.CRITICAL)
+    events = EventFile.of_this_process()
+    logging.getLogger().addHandler(ResendEvents(events))
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,
@@ -209,134 +254,27 @@ def main(text: str) -> None:
     )
     # They share the machine with the tracker and the broker, which in production they do not.
     os.nice(NICENESS)
-    stopping: list[int] = []
+    work = Work(profile, events)
 
-    def end(number: int, _frame: object) -> None:
-        stopping.append(number)
+    def end(_number: int, _frame: object) -> None:
+        work.is_stopping = True
         consumer.stop()
 
     signal.signal(signal.SIGTERM, end)
     # From here on it may be asked to end: before, the signal would kill it.
-    events.write("began", queue=profile.logical_queue, mode=profile.mode, isolate_after=profile.isolate_after)
-    if profile.mode == "run":
-        handler = Handler(profile, events)
-        consumer.run(handler, concurrency=profile.threads)
-    elif profile.mode == "batch":
-        batches = BatchHandler(profile, events)
-        consumer.run(batches, batch=min(profile.max_batch, profile.max_in_flight), concurrency=profile.threads)
-    elif profile.mode == "receive":
-        _receive(consumer, profile, events, stopping)
-    elif profile.mode == TRANSACTION:
-        _receive_in_transactions(consumer, profile, events, stopping)
+    mode, queue = profile.mode, profile.logical_queue
+    events.write("began", pid=os.getpid(), queue=queue, mode=mode, isolate_after=profile.isolate_after)
+    if mode in {"run", "batch"}:
+        options: dict[str, Any] = {} if mode == "run" else {"batch": profile.size}
+        handler = work.handle if mode == "run" else work.handle_batch
+        consumer.run(handler, concurrency=profile.threads, **options)
     else:
-        _receive_interrupted(consumer, profile, events, stopping)
+        loops = {
+            "receive": work.receive, TRANSACTION: work.receive_in_transactions, "interrupted": work.receive_interrupted,
+        }  # fmt: skip
+        with consumer:
+            loops[mode](consumer)
     events.write("ended")
-
-
-def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile, stopping: list[int]) -> None:
-    """Settle most messages and forget some, until SIGTERM."""
-    generator = random.Random(profile.seed)  # noqa: S311  # repeatable
-    with consumer:
-        while not stopping:
-            for message in _received(consumer, min(profile.max_batch, profile.max_in_flight)):
-                name = (message.value or b"").partition(b"|")[0].decode()
-                note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
-                events.write("delivered", **note)
-                if not message.is_settled and generator.random() >= profile.forgotten:
-                    events.write("handled", **note)
-                    # A process that was starved may have lost the lease: its message comes again.
-                    with contextlib.suppress(LeaseLostError):
-                        message.ack()
-            events.write("held", count=consumer.in_flight_count)
-            time.sleep(profile.work_ms / 1000)
-
-
-def _receive_in_transactions(consumer: QueueConsumer, profile: Profile, events: EventFile, stopping: list[int]) -> None:
-    """Write a result for each message, and ack them together, until SIGTERM."""
-    results, headers = results_of(profile.queue), {PROCESS: str(os.getpid())}
-    with consumer:
-        while not stopping:
-            held = _received(consumer, profile.max_in_flight)
-            for message in held:
-                _note(message, events)
-            time.sleep(profile.work_ms / 1000)
-            try:
-                if held:
-                    with consumer.transaction() as tx:
-                        for message in held:
-                            tx.send(results, message.value, key=message.id.text, headers=headers)
-                            tx.ack(message)
-            except KmqError as error:
-                if not (error.retriable or isinstance(error, LeaseLostError)):
-                    raise
-                logging.getLogger(__name__).warning("a transaction failed, its messages come again: %s", error)
-                _release(held)
-
-
-def _release(held: list[Message]) -> None:
-    for message in held:
-        with contextlib.suppress(KmqError):
-            if not message.is_settled:
-                message.release()
-
-
-class AlarmError(Exception):
-    """What the signal handler raises."""
-
-
-def _receive_interrupted(consumer: QueueConsumer, profile: Profile, events: EventFile, stopping: list[int]) -> None:
-    """
-    Receive and acknowledge, torn at random moments, until SIGTERM.
-
-    Each round arms one signal. Its handler raises wherever the main thread is at that moment: a KeyboardInterrupt, as
-    Ctrl+C does, or an exception of its own, as a time limit does. The loop catches it, gives back what it has in its
-    hands, and receives on, as a shell, a notebook or a task runner would.
-    """
-    generator = random.Random(profile.seed)  # noqa: S311  # repeatable
-
-    def tear(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt if generator.random() < KEYBOARD_SHARE else AlarmError
-
-    signal.signal(signal.SIGALRM, tear)
-    with consumer:
-        while not stopping:
-            held: list[Message] = []
-            try:
-                signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.001, LONGEST_ROUND_S))
-                while True:
-                    held = _received(consumer, profile.max_in_flight)
-                    _settle(held, events)
-            except (KeyboardInterrupt, AlarmError) as error:
-                events.write("interrupted", by=type(error).__name__, held=len(held))
-                for message in held:
-                    if not message.is_settled:
-                        message.release()
-
-
-def _settle(messages: list[Message], events: EventFile) -> None:
-    for message in messages:
-        _note(message, events)
-        message.ack()
-
-
-def _note(message: Message, events: EventFile) -> None:
-    """Write down that a message was given and handled."""
-    name = (message.value or b"").partition(b"|")[0].decode()
-    note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
-    events.write("delivered", **note)
-    events.write("handled", **note)
-
-
-def _received(consumer: QueueConsumer, max_messages: int) -> list[Message]:
-    """Receive once; what passes by itself, as a broker that restarts does, is tried again."""
-    try:
-        return consumer.receive(max_messages, timeout=0.2)
-    except KmqError as error:
-        if not error.retriable:
-            raise
-        logging.getLogger(__name__).warning("receive failed, retrying: %s", error)
-        time.sleep(0.2)
-        return []
 
 
 if __name__ == "__main__":

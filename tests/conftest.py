@@ -102,7 +102,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 
     A test that stops, kills or pauses a broker makes its own.
     """
-    from faults.stage import BROKER_SETTINGS  # noqa: PLC0415  # the unit tier runs without
+    from faults.campaign import BROKER_SETTINGS  # noqa: PLC0415  # the unit tier runs without
     from tests.brokers import quick_broker  # noqa: PLC0415  # as above
 
     # A killed consumer's session is waited for: it may ask for less than Kafka's least of six seconds.

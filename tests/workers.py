@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 GROUPS_FILE = "kmq_groups_file"
 """Key of the controller's message to its workers: the file into which they write their groups."""
 
-SPARK_GROUPS = {"faults": "spark, campaign", "tracker": "spark, trackers"}
-"""Groups of the tests that need a Spark session, by folder; "spark" for the others. One group would take too long."""
+TRACKERS = "tracker"
+"""Tests of this folder that need a Spark session are a group of their own: one for all would take too long."""
 
 _LAST_RESORT_S = 60.0
 """From the exception that ends a test whose time is up to the end of a process that the exception did not reach."""
@@ -38,7 +38,7 @@ def group_of(item: pytest.Item) -> str:
     """Return the group of a test: its Spark session's, its module's where that shares a fixture, or its own."""
     assert hasattr(item, "_fixtureinfo")
     if "spark" in item._fixtureinfo.names_closure:
-        return SPARK_GROUPS.get(item.path.parent.name, "spark")
+        return "spark, trackers" if item.path.parent.name == TRACKERS else "spark"
     shared = [each[-1].scope for each in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.split("::")[0] if {"module", "class"} & set(shared) else item.nodeid
 

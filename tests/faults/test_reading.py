@@ -45,7 +45,7 @@ def producer(broker: EmbeddedBroker, topic: str) -> Producer:
 
 def values(topic: str, broker: EmbeddedBroker) -> list[bytes | None]:
     """Return what the reader finds."""
-    return [record.value for record in read_topic(topic, broker.bootstrap_servers)]
+    return [record.value() for record in read_topic(topic, broker.bootstrap_servers)]
 
 
 def test_reader_waits_for_a_transaction_that_is_being_committed(

@@ -6,90 +6,75 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults import (
-    on_brokers,
-    on_consumers,
-    on_ledgers,
-    on_markers,
-    on_networks,
-    on_topics,
-    on_trackers,
-    on_versions,
-)
-from faults.run import Scenario, run_scenario
+from faults import on_brokers, on_consumers, on_ledgers, on_letters, on_markers, on_sinks, on_trackers
+from faults.run import Result, Scenario
+from faults.stage import Judged, Stage
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(960)]
+pytestmark = [pytest.mark.faults, pytest.mark.kafka, pytest.mark.timeout(1800)]
 
-IN_PROCESS = pytest.mark.usefixtures("spark")
-"""The tracker runs in this process; the others start processes of their own."""
+QUICK = [(on_consumers.killed, len(on_consumers.CONSUMER_POINTS)), (on_markers.disordered, 7)]
+SLOW = [
+    (on_trackers.killed, len(on_trackers.TRACKER_POINTS)), (on_trackers.two_at_once, 1),
+    (on_consumers.paused, 4), (on_consumers.holding_many, 2), (on_consumers.poisoned, 1),
+    (on_consumers.interrupted, 10),
+    (on_brokers.paused, 1), (on_brokers.clock_stepped, 6), (on_brokers.retention_passed, 1),
+    (on_brokers.grown_too_large, 4), (on_brokers.cut, 4), (on_brokers.offsets_expired, 2),
+    (on_markers.corrupted, 8), (on_markers.mixed, 2), (on_markers.hostile, 3), (on_letters.redriven, 4),
+]  # fmt: skip
+LONG = [(on_ledgers.killed, 2), (on_ledgers.compacted, 6), (on_sinks.killed, 1), (on_sinks.killed_at_points, 2)]
 
 
-def run(campaign: Campaign, scenario: Scenario, injections: int) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "injections"),
+    [
+        *QUICK,
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW),
+        *(pytest.param(*each, marks=[pytest.mark.slow, pytest.mark.long]) for each in LONG),
+    ],
+)
+def test_fault_at_its_smallest(campaign: Campaign, scenario: Scenario, injections: int) -> None:
     """
-    Run a scenario, and look that it injected and that nothing was violated.
+    It is injected, and no promise is broken.
 
     Lateness (I8) depends on the load of the machine: `make faults` judges it, a test does not.
     """
-    result = run_scenario("", scenario, campaign)
+    result = Result("", campaign.seed)
+    result.run(scenario, campaign)
     assert [each for each in result.violations if each.invariant != "I8"] == []
     assert result.injections >= injections, result.notes
 
 
-@IN_PROCESS
-def test_consumer_killed_at_every_step(campaign: Campaign) -> None:
-    """Whatever a consumer was doing: its messages come again once, after their lease."""
-    run(campaign, on_consumers.killed, len(on_consumers.CONSUMER_POINTS))
+def test_scenario_that_breaks_off_leaves_no_process(campaign: Campaign) -> None:
+    """It is a violation, as is a verdict that cannot be reached; the next fault is injected."""
+    begun: list[Stage] = []
+
+    def breaks_off(campaign: Campaign) -> Judged:
+        """F0: a scenario with a defect."""
+        begun.append(Stage(campaign, "broken"))
+        begun[-1].send(rate=10)
+        begun[-1].worker("left")
+        raise RuntimeError("a defect of the scenario")
+
+    def loses_its_topics(campaign: Campaign) -> Judged:
+        """F0: a scenario that leaves no evidence."""
+        stage = Stage(campaign, "no-evidence")
+        stage.done(stage.admin.delete_topics([stage.queue, f"{stage.queue}.markers"]))
+        return stage
+
+    for scenario in (breaks_off, loses_its_topics):
+        result = Result("F0", campaign.seed)
+        result.run(scenario, campaign)
+        assert [each.invariant for each in result.violations] == ["harness"]
+    assert [child.is_running for child in begun[0].children] == [False]
 
 
-@pytest.mark.slow  # two trackers in processes of their own
-def test_newer_tracker_fences_the_older_one(campaign: Campaign) -> None:
-    """Two trackers, different checkpoints: the older ends, says why, and nothing is sent twice."""
-    run(campaign, on_trackers.two_at_once, 1)
-
-
-@IN_PROCESS
-def test_markers_twice_late_and_out_of_order(campaign: Campaign) -> None:
-    """Every order of markers is folded as the model folds it."""
-    run(campaign, on_markers.disordered, 5)
-
-
-@IN_PROCESS
-def test_records_that_are_no_markers(campaign: Campaign) -> None:
-    """Each is set aside, none stops the tracker."""
-    run(campaign, on_markers.corrupted, len(on_markers.NOT_MARKERS))
-
-
-@IN_PROCESS
-def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
-    """KeyboardInterrupt and other exceptions at random moments: the loop continues, and nothing is lost."""
-    run(campaign, on_consumers.interrupted, 10)
-
-
-@IN_PROCESS
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
-    """Whatever the tracker was doing: each message is redelivered once, and nothing is lost."""
-    run(campaign, on_trackers.killed, len(on_trackers.TRACKER_POINTS) + 1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("scenario", "injections"),
-    [
-        (on_consumers.paused, 4), (on_brokers.paused, 1), (on_brokers.clock_stepped, 6),
-        (on_markers.hostile, 6),
-        (on_topics.retention_passed, 1), (on_topics.grown_too_large, 4), (on_versions.mixed, 4), (on_networks.cut, 4),
-        pytest.param(on_ledgers.killed, 2, marks=pytest.mark.long),
-        pytest.param(on_ledgers.compacted, 6, marks=pytest.mark.long),
-        (on_consumers.holding_many, 2), (on_consumers.poisoned, 1),
-        (on_brokers.offsets_expired, 2),
-    ],
-)  # fmt: skip
-def test_fault_at_its_smallest(campaign: Campaign, scenario: Scenario, injections: int) -> None:
-    """Those that take a minute and more each."""
-    run(campaign, scenario, injections)
+def test_worker_ends_cleanly_however_early_it_is_asked_to(campaign: Campaign) -> None:
+    """A drain that finds nothing open stops its workers while their interpreters still start."""
+    stage = Stage(campaign, "early-end")
+    workers = [stage.worker(mode, mode=mode) for mode in ("run", "receive", "interrupted")]
+    assert [worker.stop() for worker in workers] == [0, 0, 0]
+    stage.drain()
+    assert stage.failures == []

@@ -39,17 +39,6 @@ if what == "leaves":
 time.sleep(60)
 """
 
-COPIER = """
-import sys
-from kmq_spark.producer.resuming import ResumingProducer
-queue, servers = sys.argv[1:]
-with ResumingProducer(queue, "copier", bootstrap_servers=servers) as producer:
-    for number in range((producer.position or 0) + 1, 11):
-        producer.send(str(number))
-        if number % 3 == 0 or number == 10:
-            producer.commit(number)
-"""
-
 
 def run(program: list[str], point: str = "") -> int:
     """Run a program with an armed crash point, or with none; return its exit code."""
@@ -94,14 +83,6 @@ def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(qu
     rest = [b"a", b"b", b"c", b"d"][started:]
     with consumer_of(queue, extra={"session.timeout.ms": "3000"}) as consumer:
         assert [each.value for each in receive_all(consumer, len(rest))] == rest
-
-
-@pytest.mark.parametrize("point", ["producer.sent", "producer.position-sent", "producer.committed"])
-def test_producer_killed_around_its_commit_sends_each_message_once(queue: Queue, point: str) -> None:
-    """Its next life continues behind the committed position, whatever the last one had sent."""
-    assert run(["-c", COPIER, queue.name, queue.bootstrap_servers], f"{point}:2") == EXIT_CODE
-    assert run(["-c", COPIER, queue.name, queue.bootstrap_servers]) == 0
-    assert seen(queue) == [str(number).encode() for number in range(1, 11)]
 
 
 def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: str) -> None:

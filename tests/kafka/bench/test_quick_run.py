@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mar
 
 ROOT = Path(__file__).resolve().parents[3]
 LONGEST_S = 2400
-WRITTEN = ["README.md", "performance.md", "results.json", "results.md", "results.png"]
+WRITTEN = ["README.md", "performance.md", "results.json"]
 
 
 def test_every_part_of_the_benchmarks_runs_to_its_end() -> None:
@@ -33,7 +33,6 @@ def test_every_part_of_the_benchmarks_runs_to_its_end() -> None:
     folder = Path(written[1])
     try:
         assert sorted(file.name for file in folder.iterdir()) == WRITTEN
-        assert done.stdout == (folder / "results.md").read_text("utf-8")
     finally:
         shutil.rmtree(folder)
     assert (ROOT / "bench" / "results.json").read_bytes() == stored

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from faults.protocol import MarkerType, Outcome
 from faults.topics import Dump, read_dump
 from kmq_spark.config import Settings, load_settings
+from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.errors import LedgerError, TopicError
 from kmq_spark.kafka.settings import marker_producer_config
 from kmq_spark.ledger.reader import read_rows

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from faults.campaign import Campaign
 from faults.copier import FENCED_CODE
 from faults.on_producers import PRODUCER_POINTS, CopyStage
 from faults.sequences import Sent, read_sent, violations
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.resuming import ResumingProducer
-from tests.brokers import quick_broker, quick_java
+from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, seen, wait_until
 from tests.limits import ENDS_S
 
@@ -28,16 +29,16 @@ def copy_of(
     broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., CopyStage]]:
     """Make a file and a queue that it is copied to; what still runs in the end is killed."""
-    stages: list[CopyStage] = []
+    campaigns: list[Campaign] = []
 
     def make(lines: int, rate: float, on: EmbeddedBroker = broker) -> CopyStage:
-        name = f"copy-{tmp_path.name}-{len(stages)}"
-        stages.append(CopyStage(on, tmp_path, name, lines=lines, rate=rate))
-        return stages[-1]
+        campaigns.append(Campaign(tmp_path, seed=1, broker=on))
+        return CopyStage(campaigns[-1], f"copy-{tmp_path.name}", lines=lines, rate=rate)
 
     yield make
-    for stage in stages:
-        stage.close()
+    for campaign in campaigns:
+        for stage in campaign.stages:
+            stage.close()
 
 
 @pytest.mark.parametrize("point", PRODUCER_POINTS)
@@ -160,21 +161,6 @@ def test_checker_of_sequences_finds_what_is_wrong() -> None:
     assert "out of order in its partition" in violations(swapped, 10)[0]
     older = [each._replace(generation=1) if each.line == 10 else each for each in good]
     assert "older life behind a newer one" in violations(older, 10)[0]
-
-
-@pytest.mark.slow  # a broker of its own
-def test_restarted_producer_with_broker_restarts_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    """A small campaign: `python -m faults.run --only S1,S2,S3` makes the whole one."""
-    from faults.campaign import Campaign  # noqa: PLC0415  # of this test alone
-    from faults.on_producers import restarted  # noqa: PLC0415  # as above
-
-    campaign = Campaign(tmp_path, seed=1, scale=0.0, broker_environment=quick_java())
-    try:
-        stage = restarted(campaign)
-        assert stage.verdict().violations == []
-        assert stage.injections >= 3
-    finally:
-        campaign.close()
 
 
 def test_reader_of_sequences_reads_what_was_sent(queue: Queue) -> None:

@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults.campaign import Campaign
-from faults.on_sinks import killed, killed_at_points
 from kmq_spark.failpoints import FAILPOINTS, ONCE_VARIABLE, VARIABLE
 from tests.kafka.conftest import Queue, seen, wait_until
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from kmq_spark.local.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -77,31 +73,3 @@ def test_job_that_was_killed_and_run_again_writes_every_row_once(queue: Queue) -
     output, _ = start(queue).communicate(timeout=ENDS_S)
     assert output.strip() == str(ROWS).encode()
     assert every_row_once(queue)
-
-
-@pytest.mark.long
-def test_query_on_a_cluster_whose_driver_is_killed_writes_every_row_once(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """A small campaign: `python -m faults.run --only S4,S5` makes the whole one, and kills Spark's own sink as well."""
-    campaign = Campaign(tmp_path, seed=1, scale=0.0, broker=broker)
-    try:
-        stage = killed(campaign)
-        assert stage.verdict().violations == []
-        assert stage.injections == 1
-    finally:
-        campaign.close()
-
-
-@pytest.mark.long
-def test_query_on_a_cluster_whose_workers_end_at_a_crash_point_writes_every_row_once(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """At one; `python -m faults.run --only S6` takes the others too."""
-    campaign = Campaign(tmp_path, seed=1, scale=0.0, broker=broker)
-    try:
-        (stage,) = killed_at_points(campaign)
-        assert stage.verdict().violations == []
-        assert stage.injections > 1
-    finally:
-        campaign.close()

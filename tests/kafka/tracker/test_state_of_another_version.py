@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults.older_state import write_checkpoint_of
 from kmq_spark.core.state import STATE_VERSION
 from kmq_spark.inspection.cluster import Cluster
 from tests.kafka.stage import receive_all, wait_until
+from tests.kafka.tracker.older_state import write_checkpoint_of
 
 if TYPE_CHECKING:
     from tests.kafka.stage import Stage

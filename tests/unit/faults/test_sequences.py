@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from faults.sequences import Sent, repeated_rows, sink_violations
+from faults.sequences import Sent, sink_violations
 
 ROWS = 8
 
@@ -17,7 +17,6 @@ GOOD = [
 
 def test_rows_that_are_there_once_are_no_violation() -> None:
     assert sink_violations(GOOD, ROWS) == []
-    assert repeated_rows(GOOD) == 0
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,3 @@ def test_repeated_sequence_and_wrong_order_are_named() -> None:
     assert any(what.startswith("out of order in its partition") for what in sink_violations(swapped, ROWS))
     older = [each._replace(generation=1) if each.line == 7 else each._replace(generation=2) for each in GOOD]
     assert any(what.startswith("older life behind a newer one") for what in sink_violations(older, ROWS))
-
-
-def test_repeated_rows_are_counted() -> None:
-    assert repeated_rows([*GOOD, *GOOD[:3], GOOD[0]]) == 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from faults.clocks import Epoch, MovableClock
-from faults.protocol import MessageId
 from faults.waits import QUIET_COUNT, Bounds, Interval, Quiet, Wait, gaps, merged, too_late
+from kmq_spark.core.markers import MessageId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,21 +50,24 @@ def test_fault_free_lateness_is_judged_by_its_99th_percentile() -> None:
 
 def test_moved_clock_is_read_in_true_time(tmp_path: Path) -> None:
     """An hour back at 10_000, right at 20_000, an hour ahead at 30_000: each reading has one true time."""
-    clock, hour_ms = MovableClock(tmp_path), 3_600_000
-    clock.epochs = [Epoch(0, 0), Epoch(10_000, -hour_ms), Epoch(20_000, 0), Epoch(30_000, hour_ms)]
+    hour_ms = 3_600_000
+    epochs = [Epoch(0, 0), Epoch(10_000, -hour_ms), Epoch(20_000, 0), Epoch(30_000, hour_ms)]
     readings_ms = [5_000, 15_000 - hour_ms, 25_000, 35_000 + hour_ms]
-    assert clock.true_times_ms(readings_ms) == [5_000, 15_000, 25_000, 35_000]
+    assert MovableClock(tmp_path, epochs).true_times_ms(readings_ms) == [5_000, 15_000, 25_000, 35_000]
 
 
 def test_clock_that_shows_a_time_again_is_read_in_the_order_of_the_log(tmp_path: Path) -> None:
     """A minute back after two minutes: 100_000 was true, and comes again a minute later."""
-    clock = MovableClock(tmp_path)
-    clock.epochs = [Epoch(0, 0), Epoch(120_000, -60_000)]
-    assert clock.true_times_ms([100_000, 119_000, 61_000, 100_000]) == [100_000, 119_000, 121_000, 160_000]
+    epochs = [Epoch(0, 0), Epoch(120_000, -60_000)]
+    assert MovableClock(tmp_path, epochs).true_times_ms([100_000, 119_000, 61_000, 100_000]) == [
+        100_000,
+        119_000,
+        121_000,
+        160_000,
+    ]
 
 
 def test_reading_at_the_edge_of_a_step_belongs_to_the_interval_after_it(tmp_path: Path) -> None:
     """The injector notes a step a moment after the clock has made it."""
-    clock = MovableClock(tmp_path)
-    clock.epochs = [Epoch(0, 0), Epoch(10_000, -60_000)]
-    assert clock.true_times_ms([9_990, 9_999 - 60_000]) == [9_990, 9_999]
+    epochs = [Epoch(0, 0), Epoch(10_000, -60_000)]
+    assert MovableClock(tmp_path, epochs).true_times_ms([9_990, 9_999 - 60_000]) == [9_990, 9_999]

@@ -1,42 +1,35 @@
-"""A correct history of a queue for the checker's tests, and ways to change it."""
+"""A right history of a queue for the checker's tests, and ways to change it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from faults import protocol
-from faults.allowances import Process, Run
 from faults.checker import check
-from faults.conservation import ReportedStatus, Status
-from faults.evidence import RawRecord
-from faults.leases import Session
-from faults.protocol import MessageId, QueueRules
-from faults.topics import Record, dump_of
+from faults.evidence import INJECTOR, TRACKER, WORKER, Evidence, Process, Reported, Session
+from faults.oracle import covered
+from faults.topics import Dump, Record
 from faults.waits import Bounds
 from kmq_spark.core.fold import PartitionState, Rules, fold
-from kmq_spark.core.markers import MarkerType, Outcome, Release
+from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import end, log, start, tick
-from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from faults.topics import Dump
-    from faults.whole import Verdict
+    from faults.evidence import Verdict
     from kmq_spark.core.events import LoggedMarker
-    from kmq_spark.core.markers import Marker
-    from kmq_spark.core.state import Status as TrackerStatus
 
 OLD, NEW = Session("old", {0: 0}), Session("new", {0: 100})
 REDELIVERED, DEAD_LETTERED = Outcome.REDELIVERED, Outcome.DEAD_LETTERED
 
-QUEUE = "q"
-LIMIT = 2
-WORKER = "kmq-consumer-host-77-abcd"
+QUEUE, LIMIT, HOUR_MS = "q", 2, 3_600_000
+LIMIT_REACHED, TTL_WAS_OVER = "delivery limit reached: 2 of 2", "expired: ttl of 3000 ms was over"
+CONSUMER = "kmq-consumer-host-77-abcd"
 """Who wrote what names no writer, but for what only a tracker writes."""
-ACTOR = "worker-77"
-"""Field 16, 16 bytes."""
+ACTOR = "worker"
+"""Its event file."""
 
 Header = tuple[str, bytes | None]
 
@@ -89,10 +82,10 @@ def _with_history(source: Record, offset: int, at_ms: int, count: int) -> Record
         "kmq-delivery-count": b"%d" % count,
         "kmq-origin": source.header("kmq-origin") or b"%d:%d" % source.place,
         "kmq-previous": b"%d:%d" % source.place,
-        "kmq-first-sent-ms": source.header("kmq-first-sent-ms") or b"%d" % source.appended_at_ms,
-        "kmq-attempts-ms": b"%s,%d" % (attempts, source.appended_at_ms) if attempts else b"%d" % source.appended_at_ms,
+        "kmq-first-sent-ms": source.header("kmq-first-sent-ms") or b"%d" % source.at_ms,
+        "kmq-attempts-ms": b"%s,%d" % (attempts, source.at_ms) if attempts else b"%d" % source.at_ms,
     }
-    copy = source._replace(place=MessageId(0, offset), appended_at_ms=at_ms)
+    copy = source._replace(place=MessageId(0, offset), at_ms=at_ms)
     for name, value in written.items():
         copy = with_header(copy, name, value)
     return copy
@@ -144,7 +137,7 @@ class Story:
             letter_of(firsts[2], 0, 2_600, 1, "bad"),
             letter_of(copies[1], 1, 11_700, 2, "delivery limit reached: 2 of 2"),
         ]
-        self.events: list[dict[str, Any]] = [event("injected", 0, actor="injector"), event("began", 10)]
+        self.events: list[dict[str, Any]] = [event("injected", 0, actor=INJECTOR), event("began", 10, pid=77)]
         self.events.append(event("ended", 10**6))
         for offset in range(4):
             self.events += self.sent(offset)
@@ -154,16 +147,15 @@ class Story:
         self.events += [event("delivered", 6_501, 11, "id-3")]
         self.sessions = [OLD]
         self.bounds = Bounds()
-        self.run = Run([Process("WorkerChild", "worker", 0), Process("TrackerChild", "tracker-1", 0)], 1)
-        self.rules = QueueRules(max_deliveries=LIMIT)
-        self.tracker_rules = Rules(max_deliveries=LIMIT)
+        self.processes = [Process(WORKER, ACTOR, 0), Process(TRACKER, "tracker-1", 0)]
+        self.injections: int | None = 1
+        self.checkpoint_mib = 0
+        self.rules = QueueRules(1, LIMIT)
         self.removed: list[Record] = []
         self.injected: set[int] = set()
-        self.no_markers: list[RawRecord] = []
-        self.set_aside: list[Record] = []
         self.results: list[Record] = []
         self.is_reported = True
-        self.tracker_reports: Callable[[TrackerStatus], TrackerStatus] = lambda status: status
+        self.tracker_reports: Callable[[Reported], Reported] = lambda reported: reported
         self._next_offset = 0
 
     def sent(self, offset: int, name: str = "", at_ms: int = 450) -> list[dict[str, Any]]:
@@ -245,68 +237,106 @@ class Story:
             kind = {Outcome.ACKED: "handled", Outcome.REJECTED: "rejected"}.get(marker.outcome, "")
         elif marker.release is Release.FAILED:
             kind = "raised"
-        for each in protocol_marker(marker).covered() if kind else ():
+        for each in covered(marker) if kind else ():
             offset = each.message_offset
             yield event(kind, logged.appended_at_ms, offset, names.get(offset, self._name(offset)))
 
     def _name(self, offset: int) -> str:
         return next((each.id for each in self.messages if each.place.message_offset == offset), "")
 
-    def records(self) -> Iterator[RawRecord]:
-        """Return the records of the topics as a broker gives them."""
-        for logged in self.markers:
-            value = None if logged.marker is None else self._value(logged, logged.marker)
-            yield RawRecord(f"{QUEUE}.markers", 0, logged.marker_offset, 2, logged.appended_at_ms, None, value)
-        yield from self.no_markers
-        yield from raw(QUEUE, self.messages)
-        yield from raw(f"{QUEUE}.dlq", [*self.dead_letters, *self.set_aside])
-        yield from raw(f"{QUEUE}.results", self.results)
+    def _signed(self, logged: LoggedMarker) -> LoggedMarker:
+        """Return a marker that names its writer."""
+        marker = logged.marker
+        if marker is None or marker.consumer_id:
+            return logged
+        is_by_tracker = marker.type in {MarkerType.TICK, MarkerType.RULES}
+        is_by_tracker |= marker.type is MarkerType.END and marker.outcome in {REDELIVERED, DEAD_LETTERED}
+        took_over = [each.tracker_id for each in self.sessions if each.decides_from.get(0, 0) <= logged.marker_offset]
+        return logged._replace(marker=replace(marker, consumer_id=["", *took_over][-1] if is_by_tracker else CONSUMER))
 
-    def dump(self) -> Dump:
-        """Return the topics."""
-        dump = dump_of(self.records(), QUEUE)
-        dump.markers[0].sort()
-        dump.messages += self.removed
-        dump.removed = {record.place for record in self.removed}
-        dump.injected = {(0, offset) for offset in self.injected}
-        return dump
+    def evidence(self) -> Evidence:
+        """Return what the checker gets."""
+        dump = Dump(
+            QUEUE,
+            {0: list(map(self._signed, self.markers))},
+            [*self.messages, *self.removed],
+            self.dead_letters,
+            self.results,
+            {record.place for record in self.removed},
+            {(0, offset) for offset in self.injected},
+        )
+        return Evidence(
+            dump, self.events, self.sessions, self.rules, self.bounds, self.processes, self.injections,
+            {0: self.tracker_reports(self.reported())} if self.is_reported else {},
+            checkpoint_mib=self.checkpoint_mib,
+        )  # fmt: skip
+
+    def reported(self) -> Reported:
+        """Return what a real fold of the log reports."""
+        status = fold(PartitionState.empty(self.rules), self.markers, Rules()).status
+        return Reported(0, status.next_marker_offset, status.in_flight, status.counters)
 
     def verdict(self) -> Verdict:
         """Check it."""
-        reported = {0: ReportedStatus(0, Status.of(self.status().to_dict()))} if self.is_reported else {}
-        return check(
-            self.dump(),
-            self.events,
-            self.sessions,
-            rules=self.rules,
-            reported=reported,
-            bounds=self.bounds,
-            run=self.run,
-        )
+        return check(self.evidence())
 
-    def status(self) -> TrackerStatus:
-        """Return the status that the tracker reports."""
-        return self.tracker_reports(fold(PartitionState.empty(), self.markers, self.tracker_rules).status)
+    # Steps that several stories take.
 
-    def _value(self, logged: LoggedMarker, marker: Marker) -> bytes:
-        is_by_tracker = marker.outcome in {REDELIVERED, DEAD_LETTERED} and marker.type is MarkerType.END
-        is_by_tracker |= marker.type in {MarkerType.TICK, MarkerType.RULES}
-        if not marker.consumer_id:
-            marker = replace(marker, consumer_id=self._tracker_at(logged.marker_offset) if is_by_tracker else WORKER)
-        return encode_marker(marker)
+    def redeliver(
+        self, offset: int, to: int, at_ms: int, *before: LoggedMarker, count: int = 1, is_silent: bool = True,
+        error: str = "",
+    ) -> None:  # fmt: skip
+        """Let the tracker redeliver a message; its copy is started and acked."""
+        self.append(*before, end(offset, at_ms, outcome=REDELIVERED))
+        self.messages.append(copy_of(self.message(offset), to, at_ms, count, is_silent=is_silent, error=error))
+        self.append(start(to, at_ms + 100, delivery_count=count + 1), end(to, at_ms + 200))
 
-    def _tracker_at(self, offset: int) -> str:
-        return ["", *(each.tracker_id for each in self.sessions if each.decides_from.get(0, 0) <= offset)][-1]
+    def bury(self, offset: int, to: int, at_ms: int, count: int, reason: str, *before: LoggedMarker) -> None:
+        """Let the tracker dead-letter a message."""
+        self.append(*before, end(offset, at_ms, outcome=DEAD_LETTERED, reason=reason))
+        self.dead_letters.append(letter_of(self.message(offset), to, at_ms, count, reason))
 
+    def defer(
+        self, *, decided_ms: int = 20_001, count: int = 0, is_silent: bool = False, delay_ms: int = 8_200
+    ) -> None:
+        """Message 4 is put off until 20_000, and comes then."""
+        self.add(4, 11_800, (("kmq-delay-ms", b"%d" % delay_ms),))
+        self.append(start(4, 12_000, lease_ms=0, never_handed_out=True, due_at_ms=20_000))
+        self.redeliver(4, 12, 20_100, tick(decided_ms), count=count, is_silent=is_silent)
 
-def protocol_marker(marker: Marker) -> protocol.Marker:
-    """Return a marker as the checker reads it."""
-    found = protocol.decode(encode_marker(marker))
-    assert found is not None
-    return found
+    def keep_what_expires(self) -> None:
+        """Let the queue's rules turn expired messages into dead letters."""
+        self.rules = replace(self.rules, dead_letters_expired=True)
 
+    def expire_in_a_lease(self) -> None:
+        """Message 4 has a TTL of 3 s, its lease runs out at 19_000, and its queue keeps what expires."""
+        self.keep_what_expires()
+        self.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+        self.append(start(4, 14_000), tick(19_100))
 
-def raw(topic: str, records: list[Record]) -> Iterator[RawRecord]:
-    """Return messages as a broker gives them."""
-    for record in records:
-        yield RawRecord(topic, *record.place, 2, record.appended_at_ms, record.key, record.value, record.headers)
+    def expire_at_its_start(self) -> None:
+        """A consumer ends message 4, whose TTL is over, and TICK 15_000 decides it; its queue keeps what expires."""
+        self.keep_what_expires()
+        self.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+        self.append(start(4, 14_800), is_handled=False)
+        self.append(end(4, 14_900, outcome=Outcome.EXPIRED, reason="expired"), tick(15_000))
+
+    def fetch_again(self, offset: int = 0, at_ms: int = 40_000, *, ends: bool = True, by: int = 77) -> None:
+        """Let a consumer start a message again, and acknowledge it."""
+        first = len(self.markers)
+        self.append(start(offset, at_ms, delivery_count=1 + (offset == 11)), is_handled=False)
+        if ends:
+            self.append(end(offset, at_ms + 100), is_handled=False)
+        for at in range(first, len(self.markers)):
+            self.resign(at, f"kmq-consumer-host-{by}-abcd")
+        name, actor = self.message(offset).id, ACTOR if by == 77 else f"other-{by}"
+        if by != 77 and all(each["actor"] != actor for each in self.events):
+            self.events.append(event("began", -(10**6), actor=actor, pid=by))
+        for kind in ("delivered", "handled") if ends else ("delivered",):
+            self.events.append(event(kind, at_ms + 50, offset, name, actor=actor))
+
+    def kill_the_worker(self, at_ms: int) -> None:
+        """Let the consumer of the story end by `kill -9`."""
+        killed = Process(WORKER, ACTOR, 137, is_ended_by_us=True, ended_at_ms=at_ms)
+        self.processes = [killed, Process(TRACKER, "tracker-1", 0)]
+        self.events = [each for each in self.events if each["event"] != "ended"]
