@@ -49,8 +49,6 @@ class Work(NamedTuple):
     group: str
     messages: int = 0
     """All that there are, for all its processes together."""
-    seconds: float = 0
-    """When to stop, from the first message on; 0 for not before the end."""
     board: str = ""
     """File with one count of messages for each process, 64 bits: so each knows what all have read."""
     place: int = 0
@@ -61,7 +59,6 @@ class Tally:
     """Counts messages and bytes, and knows when the first and the last came."""
 
     def __init__(self, work: Work) -> None:
-        """Start with none; it is over with all that there are, or after some seconds, where these are given."""
         self._work = work
         self._counts = np.memmap(work.board, np.int64, "r+")
         self.messages = self.bytes = 0
@@ -83,9 +80,7 @@ class Tally:
     @property
     def is_over(self) -> bool:
         """Whether all is done, by whichever process, or nothing came for a while."""
-        now, seconds = time.monotonic(), self._work.seconds
-        if seconds and self.first_s and now - self.first_s >= seconds:
-            return True
+        now = time.monotonic()
         if self._counts.sum() >= self._work.messages:
             return now - self.last_s >= QUIET_S
         return now - max(self.last_s, self._began_s) > STALLED_S

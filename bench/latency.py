@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 
 def measure(bench: Bench, *, rate_per_s: int, seconds: int, rounds: int) -> dict[str, Any]:
-    """Return the latencies of each kind of consumer, milliseconds, medians of the rounds, and ratios to plain."""
+    """Return the latencies of each kind of consumer, milliseconds, medians of the rounds."""
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind in KINDS:
@@ -45,8 +45,7 @@ def measure(bench: Bench, *, rate_per_s: int, seconds: int, rounds: int) -> dict
         kind: {name: round(statistics.median(each[name] for each in rows), 2) for name in _SHARES}
         for kind, rows in found.items()
     }
-    ratios = {kind: round(medians[kind]["p95"] / medians["plain"]["p95"], 2) for kind in KINDS if kind != "plain"}
-    return {"per_s": rate_per_s, "ms": medians, "p95_vs_plain": ratios}
+    return {"per_s": rate_per_s, "ms": medians}
 
 
 def _one(bench: Bench, kind: str, rate_per_s: int, seconds: int) -> dict[str, float]:

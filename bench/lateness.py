@@ -3,7 +3,7 @@ Measure how late redeliveries come: messages that expire at a steady rate, on a 
 
 Lateness is the append time of the redelivered record less the deadline (append time of the START plus the lease): the
 broker's clock on both sides. The first half is left out: trackers run for weeks, and in its first minute half of two
-cores is Java's compiler. `windows` are six equal parts of the whole, the cold start included.
+cores is Java's compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bench.stage import Bench
 
 LEASE_MS = 2_000
-WINDOWS = 6
 
 
 def measure(bench: Bench, rate_per_s: int, seconds: int) -> dict[str, Any]:
@@ -37,13 +36,10 @@ def measure(bench: Bench, rate_per_s: int, seconds: int) -> dict[str, Any]:
     bench.remove(queue)
     measured = np.array(late)
     return {
-        "expiries_per_s": rate_per_s,
-        "partitions": PARTITIONS,
         "redelivered": tracker.stats.redelivered,
         "batches": tracker.stats.batches,
         "early": int((measured < 0).sum()),
         "lateness_ms": spread(measured[len(measured) // 2 :]),
-        "windows": [spread(part) for part in np.array_split(measured, WINDOWS) if len(part)],
     }
 
 

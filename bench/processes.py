@@ -57,17 +57,12 @@ def memory_mib() -> dict[str, int]:
     found = {"driver_python": 0, "jvm": 0, "workers": 0}
     for process in _family(os.getpid(), _stats()):
         try:
-            mib = resident_mib(_PROC / str(process))
+            pages = (_PROC / str(process) / "statm").read_text(encoding="ascii").split()[1]
         except (OSError, IndexError):  # it has ended
             continue
         if name := _class_of(process):
-            found["driver_python" if name == "driver" else name] += mib
+            found["driver_python" if name == "driver" else name] += int(pages) * 4096 // 2**20
     return found
-
-
-def resident_mib(process: Path) -> int:
-    """Return the resident memory of a process, a folder of /proc, MiB; OSError or IndexError where it has ended."""
-    return int((process / "statm").read_text(encoding="ascii").split()[1]) * 4096 // 2**20
 
 
 def _stats() -> dict[int, _Stat]:

@@ -59,7 +59,6 @@ def measure(
         cases.append(
             {
                 "bytes": size, "messages": count, "per_s": medians, "cpu_us": cpu,
-                "spread": {kind: [round(min(found)), round(max(found))] for kind, found in rates.items()},
                 # Round by round, then the median: what else the machine does meanwhile is in both.
                 "vs_plain": {
                     kind: round(

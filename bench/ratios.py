@@ -70,12 +70,7 @@ RATIOS = {
 
 
 def ratios(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """
-    Return each ratio whose two contenders were measured.
-
-    Args:
-        cases: As in `throughput` of results.json.
-    """
+    """Return each ratio whose two contenders were measured; *cases* as in `throughput` of results.json."""
     found = {}
     for name, ratio in RATIOS.items():
         for case in cases:
@@ -100,12 +95,7 @@ def together(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     """
     Return stored results with those of the parts, and of the cases of the throughput, that were measured anew.
 
-    The ratios, and the CPU of the main case, are made from the cases. Each ratio compares contenders of one case, so of
-    one run.
-
-    Args:
-        before: results.json as it is.
-        new: What a run measured.
+    The ratios are made from the cases. Each compares contenders of one case, so of one run.
     """
     found = {**before, **new}
     for name in ("measured_on", "took_s"):
@@ -113,8 +103,6 @@ def together(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     by_case = {(case["consumers"], case["bytes"]): case for case in (*before["throughput"], *new.get("throughput", ()))}
     found["throughput"] = [by_case[key] for key in sorted(by_case)]
     found["ratios"] = ratios(found["throughput"])
-    if cpu := by_case.get((1, 100), {}).get("cpu_us_per_message"):
-        found["cpu_us_per_message"] = cpu
     return found
 
 

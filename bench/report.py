@@ -33,7 +33,7 @@ CLASS_NAMES = {
 PRODUCER_NAMES = {
     "plain": "plain idempotent producer",
     "ours": "`QueueProducer`",
-    "resuming": "`QueueProducer(producer_id=…)`, commits every 100 ms",
+    "resuming": "`ResumingProducer`, commits every 100 ms",
 }
 
 LATENCY_NAMES = NAMES | {"receive": "ours, `receive` and `ack()`"}
@@ -46,16 +46,7 @@ END = "<!-- End of what bench/report.py writes. -->"
 
 
 def with_figures(page: str, results: dict[str, Any]) -> str:
-    """
-    Return docs/performance.md with the figures of these results.
-
-    Args:
-        page: The page as it is. What lies between `BEGIN` and `END` is replaced.
-        results: Those of results.json.
-
-    Raises:
-        ValueError: *page* does not have both lines.
-    """
+    """Return docs/performance.md with these figures between `BEGIN` and `END`; ValueError where it lacks a line."""
     lines = ['Thousands of messages a second, medians. "Ours" is measured with the tracker running beside it.', ""]
     lines += [*_throughput(results), "", *_ratios(results), *_cpu(results), *_producers(results["producers"]), ""]
     lines += _table(("what", "measured", "on"), _others(results))
@@ -64,7 +55,7 @@ def with_figures(page: str, results: dict[str, Any]) -> str:
 
 
 def with_summary(readme: str, results: dict[str, Any]) -> str:
-    """Return README.md with the few figures that it shows; arguments and errors as those of `with_figures`."""
+    """Return README.md with the few figures that it shows."""
     return _with(readme, _table(("", "measured"), _summary(results)))
 
 
@@ -119,19 +110,17 @@ def _day(machine: str) -> str:
 
 
 def _throughput(results: dict[str, Any]) -> list[str]:
-    """Return the table of the rates; a contender that a case was measured without is a dash."""
-    cases = results["throughput"]
-    kinds = [kind for kind in NAMES if any(kind in case["per_s"] for case in cases)]
+    """Return the table of the rates."""
     rows = [
         (
             f"{case['bytes']:,}",
             case["consumers"],
-            *(f"{case['per_s'][kind]['median'] / 1000:,.0f}" if kind in case["per_s"] else NONE for kind in kinds),
+            *(f"{case['per_s'][kind]['median'] / 1000:,.0f}" for kind in NAMES),
             _day(case["measured_on"]),
         )
-        for case in cases
+        for case in results["throughput"]
     ]
-    return _table(("bytes", "processes", *(NAMES[kind] for kind in kinds), "on"), rows)
+    return _table(("bytes", "processes", *NAMES.values(), "on"), rows)
 
 
 def _ratios(results: dict[str, Any]) -> list[str]:
@@ -149,57 +138,45 @@ def _ratios(results: dict[str, Any]) -> list[str]:
 
 
 def _cpu(results: dict[str, Any]) -> list[str]:
-    """Return the CPU a message of each case that has it, by contender and class of processes."""
-    lines = []
-    for case in results["throughput"]:
-        cpu = case.get("cpu_us_per_message")
-        if not cpu:
-            continue
-        this = Case(case["bytes"], case["consumers"])
-        lines += [
-            "",
-            f"CPU of the whole system, µs a message, {this}, {_day(case['measured_on'])}:",
-            "",
-        ]
-        rows = [
-            (NAMES[kind], *(f"{cpu[kind][name]:.2f}" if name in cpu[kind] else NONE for name in CLASS_NAMES))
-            for kind in NAMES
-            if kind in cpu
-        ]
-        lines += _table(("contender", *CLASS_NAMES.values()), rows)
-    return lines
+    """Return the CPU a message of the main case, by contender and class of processes."""
+    (case,) = (each for each in results["throughput"] if (each["bytes"], each["consumers"]) == (100, 1))
+    cpu = case["cpu_us_per_message"]
+    rows = [
+        (NAMES[kind], *(f"{cpu[kind][name]:.2f}" if name in cpu[kind] else NONE for name in CLASS_NAMES))
+        for kind in NAMES
+        if kind in cpu
+    ]
+    title = f"CPU of the whole system, µs a message, {Case(100, 1)}, {_day(case['measured_on'])}:"
+    return ["", title, "", *_table(("contender", *CLASS_NAMES.values()), rows)]
 
 
 def _producers(found: dict[str, Any]) -> list[str]:
-    """Return the table of the producers."""
-    latency = found["latency"]
-    lines = [
-        "",
-        "Producers, thousands of messages a second, and latency from `send` to a reader of committed records:",
-        "",
+    """Return the table of the producers: one row by size and producer."""
+    rows = [
+        (
+            f"{case['bytes']:,}", name, f"{case['per_s'][kind] / 1000:,.0f}", case["vs_plain"].get(kind, 1.0),
+            case["cpu_us"][kind],
+        )
+        for case in found["throughput"]
+        for kind, name in PRODUCER_NAMES.items()
+    ]  # fmt: skip
+    late = [
+        (name, found["latency"]["ms"][kind]["p50"], found["latency"]["ms"][kind]["p95"])
+        for kind, name in PRODUCER_NAMES.items()
     ]
-    sizes = " | ".join(f"{case['bytes']:,} B" for case in found["throughput"])
-    ratios = " | ".join(f"{case['bytes']:,} B, of plain" for case in found["throughput"])
-    cpu = " | ".join(f"{case['bytes']:,} B, CPU, µs" for case in found["throughput"])
-    lines += [
-        f"| | {sizes} | {ratios} | {cpu} | p50, ms | p95, ms |",
-        "|---" * (3 + 3 * len(found["throughput"])) + "|",
+    return [
+        "",
+        *_table(("bytes", "producer", "thousand messages a second", "of plain", "CPU, µs a message"), rows),
+        "",
+        *_table(("from `send` to a reader of committed records", "p50, ms", "p95, ms"), late),
     ]
-    for kind, name in PRODUCER_NAMES.items():
-        rates = " | ".join(f"{case['per_s'][kind] / 1000:,.0f}" for case in found["throughput"])
-        shares = " | ".join(str(case["vs_plain"].get(kind, 1.0)) for case in found["throughput"])
-        spent = " | ".join(str(case["cpu_us"][kind]) for case in found["throughput"])
-        late = f"{latency['ms'][kind]['p50']} | {latency['ms'][kind]['p95']}"
-        lines.append(f"| {name} | {rates} | {shares} | {spent} | {late} |")
-    return lines
 
 
 def _others(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return what is one figure or a few: name, figures, date."""
     days = {part: _day(machine) for part, machine in results["measured_on"].items()}
     hand_over, mass = results["latency"], results["mass_expiry"]
-    folded, beside = mass["end_folded_ms"], mass["beside"]
-    beside_ms = beside["other_queue_lateness_ms"]
+    folded = mass["end_folded_ms"]
     poison = results["poison"]["ratios_to_the_same_stream"]
     p95 = "; ".join(f"{LATENCY_NAMES[kind]} {spread['p95']:.1f} ms" for kind, spread in hand_over["ms"].items())
     rows = [(f"`send` to handler at {hand_over['per_s']:,} messages a second, 95th percentile", p95, days["latency"])]
@@ -214,15 +191,6 @@ def _others(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     if folded:
         figures = f"after {folded['p50'] / 1000:.1f} s (p50), {folded['max'] / 1000:.1f} s at most"
         rows.append(("an END that is written during the mass expiry: folded", figures, days["mass_expiry"]))
-    if beside_ms["before"] and beside_ms["in_the_flood"]:
-        figures = f"{beside['per_s']:,} redelivered a second; the other queue's lateness p99 "
-        figures += f"{beside_ms['in_the_flood']['p99']} ms, {beside_ms['before']['p99']} ms before the mass expiry"
-        what = "the same beside another queue of the application, which redelivers ten messages a second"
-        rows.append((what, figures, days["mass_expiry"]))
-    if "tracker_busy" in results:
-        rate = f"{results['tracker_busy']['per_s']:,} messages a second"
-        what = f"the tracker beside a consumer at full speed ({rate}, leases of 30 s)"
-        rows.append((what, f"{results['tracker_busy_cores']} cores", days["busy"]))
     figures = f"{poison['raises']} where handlers raise, {poison['silent']} where deliveries end silently"
     rows.append(("good messages with 20 % poison, to the same stream without faults", figures, days["poison"]))
     return rows
@@ -231,20 +199,13 @@ def _others(results: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _costs(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the terms of the cost model."""
     days = {part: _day(machine) for part, machine in results["measured_on"].items()}
-    ticks = results["tick_ms_by_partitions"]
-    by_partitions = ", ".join(f"{count}: {ms} ms" for count, ms in ticks.items())
-    (few, few_ms), *_, (many, many_ms) = ((int(count), ms) for count, ms in ticks.items())
-    each_ms = (many_ms - few_ms) / (many - few)
-    cores = int(results["measured_on"]["tracker"].split(", ")[1].removesuffix(" cores"))
+    ticks = {int(count): ms for count, ms in results["tick_ms_by_partitions"].items()}
+    (few, *_, many), by_partitions = ticks, ", ".join(f"{count}: {ms} ms" for count, ms in ticks.items())
+    each_ms = (ticks[many] - ticks[few]) / (many - few)
+    model = f"{ticks[few] - few * each_ms:.0f} ms; {each_ms:.1f} ms a markers partition"
     rows = [
         ("a TICK in each markers partition, by their number", by_partitions, days["tracker"]),
-        ("*fixed*, from the first and the last of these", f"{few_ms - few * each_ms:.0f} ms", days["tracker"]),
-        ("*partitions*, likewise", f"{each_ms:.1f} ms a markers partition on {cores} cores", days["tracker"]),
-        (
-            "predicted: *fixed* and *partitions* of 64 partitions on 16 cores",
-            f"{few_ms - few * each_ms + 64 * each_ms * cores / 16:.0f} ms",
-            "not measured",
-        ),
+        ("*fixed* and *partitions*, from the first and the last of these", model, days["tracker"]),
     ]
     for kind, lie in (("runs", "as consumers leave them"), ("scattered", "no two adjacent")):
         those = [row for row in results["tracker"] if row["kind"] == kind]
@@ -266,6 +227,6 @@ def _costs(results: dict[str, Any]) -> list[tuple[str, str, str]]:
             ("the same: memory of driver, JVM and workers; state on disk", f"{gib} GiB; {disk} kB", days["tracker"]),
             ("the same: million messages started or ended a second, beside them", events, days["tracker"]),
         ]
-    redelivery = f"{1e6 / results['mass_expiry_per_s']:.0f} µs a message"
+    redelivery = f"{1e6 / results['mass_expiry']['per_s']:.0f} µs a message"
     rows.append(("*redeliveries*, from the mass expiry", redelivery, days["mass_expiry"]))
     return rows

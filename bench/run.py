@@ -2,7 +2,7 @@
 Run all benchmarks in one go: `make bench`; or look that nothing got slower: `make bench-guard`.
 
     .venv/bin/python -m bench.run                        all parts
-    .venv/bin/python -m bench.run --only producers,busy  some; what is stored of the others stays
+    .venv/bin/python -m bench.run --only producers,poison  some; what is stored of the others stays
     .venv/bin/python -m bench.run --quick                small sizes: does every part run to its end? Nothing is kept
     .venv/bin/python -m bench.run --guard                the ratios alone, compared with the stored ones
 
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench import busy, in_flight, latency, lateness, mass_expiry, poison, producer, throughput
+from bench import in_flight, latency, lateness, mass_expiry, poison, producer, throughput
 from bench.ratios import RATIOS, Case, cases_for, ratios, together
 from bench.report import with_figures, with_summary
 from bench.stage import Bench
@@ -37,21 +37,11 @@ README = HERE.parent / "README.md"
 
 
 class Sizes(NamedTuple):
-    """
-    How much is measured; the defaults are those of `make bench`.
-
-    Attributes:
-        warm_up: Rounds that do not count.
-        mib: Payload of a topic of the throughput.
-        latency_s: Seconds of one latency, the first third is left out.
-        expired: Messages of the mass expiry; a quarter of them first, because that way is cold.
-        partitions: Numbers of markers partitions with a TICK in each.
-        lateness_s: Seconds by expiries a second; the first half does not count.
-        good: Good messages beside poison.
-    """
+    """How much is measured. The defaults are those of `make bench`."""
 
     rounds: int = 5
     warm_up: int = 1
+    """Rounds that do not count."""
     cases: Sequence[Case] = throughput.CASES
     mib: int = 1_500
     producer_mib: int = 200
@@ -60,15 +50,15 @@ class Sizes(NamedTuple):
     expired: int = 1_000_000
     in_flight: Sequence[int] = (10_000, 100_000, 1_000_000, 10_000_000)
     partitions: Sequence[int] = (4, 16, 64)
-    busy_s: int = 60
-    busy_messages: int = 24_000_000
+    """Markers partitions."""
     lateness_s: tuple[tuple[int, int], ...] = ((1, 120), (100, 120), (10_000, 60))
+    """Expiries a second, and for how many seconds."""
     good: int = 4_000
 
 
 QUICK = Sizes(
     rounds=1, warm_up=0, mib=10, producer_mib=5, latency_rounds=1, latency_s=3, expired=20_000,
-    in_flight=(10_000, 100_000), partitions=(4, 16), busy_s=5, busy_messages=500_000,
+    in_flight=(10_000, 100_000), partitions=(4, 16),
     lateness_s=((1, 12), (100, 12), (10_000, 12)), good=400,
 )  # fmt: skip
 GUARD = Sizes(rounds=3)
@@ -78,11 +68,6 @@ GUARD = Sizes(rounds=3)
 def _throughput(bench: Bench, sizes: Sizes) -> dict[str, Any]:
     options = {"rounds": sizes.rounds, "warm_up": sizes.warm_up, "mib": sizes.mib}
     return {"throughput": throughput.measure(bench, cases=sizes.cases, **options)}
-
-
-def _busy(bench: Bench, sizes: Sizes) -> dict[str, Any]:
-    found = busy.measure(bench, sizes.busy_s, sizes.busy_messages)
-    return {"tracker_busy_cores": found["cores"], "tracker_busy": found} if found else {}
 
 
 def _latency(bench: Bench, sizes: Sizes) -> dict[str, Any]:
@@ -95,8 +80,7 @@ def _producers(bench: Bench, sizes: Sizes) -> dict[str, Any]:
 
 
 def _mass_expiry(bench: Bench, sizes: Sizes) -> dict[str, Any]:
-    mass = mass_expiry.measure_all(bench, sizes.expired)
-    return {"mass_expiry_per_s": mass["per_s"], "mass_expiry": mass}
+    return {"mass_expiry": mass_expiry.measure_all(bench, sizes.expired)}
 
 
 def _tracker(bench: Bench, sizes: Sizes) -> dict[str, Any]:
@@ -112,8 +96,7 @@ def _lateness(_bench: Bench, sizes: Sizes) -> dict[str, Any]:
         # Of its own, since it shows the cold start too.
         with Bench() as own:
             late[str(rate)] = lateness.measure(own, rate, seconds)
-    hundred = late["100"]
-    return {"lateness_ms": hundred["lateness_ms"] | {"early": hundred["early"]}, "lateness_by_rate": late}
+    return {"lateness_by_rate": late}
 
 
 def _poison(bench: Bench, sizes: Sizes) -> dict[str, Any]:
@@ -122,7 +105,6 @@ def _poison(bench: Bench, sizes: Sizes) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[Bench, Sizes], dict[str, Any]]] = {
     "throughput": _throughput,
-    "busy": _busy,
     "latency": _latency,
     "producers": _producers,
     "mass_expiry": _mass_expiry,

@@ -154,15 +154,9 @@ def markers_of(
     kind: MarkerType, count: int, lease_ms: int = 0, *, gap: int = 1, first: int = 0, partitions: int = PARTITIONS
 ) -> Iterator[Marker]:
     """
-    Yield markers that cover so many messages, evenly over the partitions.
+    Yield markers that cover *count* messages, evenly over the partitions, from offset *first* of each.
 
-    Args:
-        kind: START or END.
-        count: Messages altogether.
-        lease_ms: Of a START.
-        gap: From one message to the next at most; more than 1 are between 2 and this, so that no two are neighbours.
-        first: First offset in each partition.
-        partitions: Of the queue.
+    With a *gap* above 1 no two messages are neighbours: the next one is 2 to *gap* offsets further.
     """
     each = count // partitions
     gaps = np.ones(each, np.int64) if gap == 1 else np.random.default_rng(1).integers(2, gap + 1, each)
@@ -190,12 +184,11 @@ def spread(values: Sequence[float] | npt.NDArray[np.int64]) -> dict[str, int]:
     return {name: int(np.percentile(values, share)) for name, share in _SHARES.items()} if len(values) else {}
 
 
-def wait_until(what: str, condition: Any, timeout_s: float = 180.0) -> float:  # noqa: ANN401  # a callable without arguments
-    """Wait for a condition; return the seconds."""
+def wait_until(what: str, condition: Any, timeout_s: float = 180.0) -> None:  # noqa: ANN401  # a callable without arguments
+    """Wait for a condition."""
     began_s = time.monotonic()
     while not condition():
         if time.monotonic() - began_s > timeout_s:
             message = f"{what} did not come within {timeout_s:g} s"
             raise TimeoutError(message)
         time.sleep(0.01)
-    return time.monotonic() - began_s

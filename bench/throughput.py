@@ -13,7 +13,6 @@ until all is read, and until the tracker has folded the last END. On Linux only.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -49,29 +48,15 @@ _numbers = itertools.count()
 
 
 class Reading(NamedTuple):
-    """
-    What one contender did.
-
-    Attributes:
-        per_s: Messages a second, all its processes together.
-        cpu_us: CPU a message by class of processes and their `sum`, microseconds; nothing where there is no /proc.
-    """
+    """What one contender did: all its processes together."""
 
     per_s: float
     cpu_us: dict[str, float]
+    """CPU a message by class of processes, and their `sum`; nothing where there is no /proc."""
 
 
 def measure(bench: Bench, *, rounds: int, warm_up: int, cases: Sequence[Case], mib: int) -> list[dict[str, Any]]:
-    """
-    Return the figures of each case: medians and extremes of the rates, medians of the CPU.
-
-    Args:
-        bench: Broker and Spark.
-        rounds: That count.
-        warm_up: Rounds of the first case that do not count.
-        cases: What is measured.
-        mib: Payload of a topic, at most `MAX_MESSAGES`.
-    """
+    """Return the figures of each case: medians and extremes of the rates, medians of the CPU."""
     if not HAS_PROC:
         sys.stderr.write("no /proc on this system: CPU is left out\n")
     for number in range(warm_up):
@@ -208,12 +193,3 @@ def _say(what: str, readings: dict[str, Reading]) -> None:
         for kind, reading in readings.items()
     )
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}: {per_s}\n")
-
-
-def cases_of(text: str) -> list[Case]:
-    """Return the cases that an argument such as `100x1,1024x4` names."""
-    try:
-        return [Case(int(size), int(consumers)) for size, consumers in (part.split("x") for part in text.split(","))]
-    except ValueError as error:
-        message = f"a case is bytes x processes, such as 100x4: got {text}"
-        raise argparse.ArgumentTypeError(message) from error

@@ -87,5 +87,4 @@ def test_a_run_of_some_parts_keeps_the_others() -> None:
         "latency": "measured then",
         "throughput": [new["throughput"][0], *before["throughput"][1:]],
         "ratios": {"ack_vs_share_consumer": 1.2, "batch_vs_share_consumer_four": 0.5},
-        "cpu_us_per_message": {"share": {"client": 0.1, "sum": 2.0}, "ack": {"client": 0.1, "sum": 3.0}},
     }
