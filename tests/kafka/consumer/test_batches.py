@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +13,7 @@ from kmq_spark import BatchFailed
 from kmq_spark.config import load_settings
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.dlq.dead_letters import list_dead_letters
-from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.errors import LeaseLostError, UsageError
 from kmq_spark.tracker.once import track_once
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, wait_until
 from tests.limits import COMES_S
@@ -137,19 +133,6 @@ def test_exactly_what_failed_comes_again(queue: Queue) -> None:
     assert drained(queue) == {b"3": 1, b"7": 1, b"11": 1}
 
 
-def test_failure_with_a_delay_waits_for_it(queue: Queue) -> None:
-    queue.send(*"ab")
-    with consumer_of(queue) as consumer:
-        batch = receive(consumer, 2)
-        batch.fail({0: "later"}, delay=30)
-        batch.fail({1: "now"})
-        consumer.flush()
-    delays = {covered(each.marker)[0]: each.marker.redeliver_after_ms for each in queue.markers(MarkerType.KEEPALIVE)}
-    assert delays == {0: 30_000, 1: 0}
-    track(queue)
-    assert drained(queue) == {b"b": 1}
-
-
 def test_rejected_messages_are_dead_letters(queue: Queue) -> None:
     queue.send(*"abc")
     with consumer_of(queue) as consumer:
@@ -209,17 +192,9 @@ def test_failures_of_a_handler_are_released_and_the_others_acknowledged(queue: Q
     assert drained(queue) == {b"b": 1, b"d": 1}
 
 
-@pytest.mark.parametrize("failures", [{9: "no such index"}, {"0": "a text"}, {0: None}])
-@pytest.mark.parametrize("is_raised", [True, False])
-def test_failures_that_cannot_be_read_acknowledge_nothing(queue: Queue, failures: Any, *, is_raised: bool) -> None:  # noqa: ANN401  # of wrong types
+def test_failures_that_cannot_be_read_acknowledge_nothing(queue: Queue) -> None:
     queue.send(*"ab")
-
-    def handler(_batch: Batch) -> Any:  # noqa: ANN401  # of wrong types
-        if is_raised:
-            raise BatchFailed(failures)
-        return failures
-
-    summary = run(queue, handler, 2)
+    summary = run(queue, lambda _batch: {9: "no such index"}, 2)
     assert (summary.acked, summary.released, summary.failed) == (0, 2, 1)
     assert ends(queue) == []
 
@@ -230,77 +205,6 @@ def test_result_that_is_no_mapping_ends_the_run_and_gives_the_batch_back(queue: 
         run(queue, lambda _batch: [1], 2)
     (release,) = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
     assert (covered(release), release.never_handed_out) == ([0, 1], True)
-
-
-async def handle(_batch: Batch) -> None:
-    """Handle a batch on an event loop."""
-
-
-@pytest.mark.parametrize(
-    ("handler", "options", "expected"),
-    [
-        (
-            print,
-            {"batch": 0},
-            "batch is out of bounds: got 0; expected an integer from 1 to max_in_flight, which is 1000",
-        ),
-        (print, {"batch": 1_001}, "batch is out of bounds: got 1001"),
-        (print, {"batch": True}, "batch is out of bounds: got True"),
-        (print, {"batch": "500"}, "batch is out of bounds: got '500'"),
-        (print, {"batch": 10, "batch_wait": -1}, "batch_wait is out of bounds"),
-        (handle, {"batch": 10}, "handler is a coroutine function"),
-    ],
-)
-def test_bad_settings_of_batches_are_refused(
-    queue: Queue,
-    handler: Any,  # noqa: ANN401  # of a wrong type
-    options: dict[str, Any],
-    expected: str,
-) -> None:
-    with consumer_of(queue) as consumer:
-        with pytest.raises(ConfigError, match=expected):
-            consumer.run(handler, **options)
-        with pytest.raises(ConfigError, match="receive_batch is out of bounds: got max_messages=0"):
-            consumer.receive_batch(0)
-
-
-def test_batch_has_no_message_of_another_logical_queue_or_that_is_delayed_or_expired(queue: Queue) -> None:
-    for number in range(5):
-        queue.send(f"mine-{number}", logical_queue="emails")
-        queue.send(f"other-{number}")
-        queue.send(f"delayed-{number}", logical_queue="emails", delay=2)
-        queue.send(f"expired-{number}", logical_queue="emails", ttl=0.001)
-        queue.send(f"lasting-{number}", logical_queue="emails", ttl=3_600)
-    time.sleep(0.1)
-    due_at = time.monotonic() + 2.2
-    found: list[bytes | None] = []
-    with consumer_of(queue, logical_queue="emails") as consumer:
-        assert wait_until(lambda: _take(consumer, found) >= 10)
-        assert Counter((value or b"").split(b"-")[0] for value in found) == {b"mine": 5, b"lasting": 5}
-        consumer.flush()
-        time.sleep(max(0.0, due_at - time.monotonic()))
-        track(queue)
-        assert wait_until(lambda: _take(consumer, found) >= 15)
-        consumer.flush()
-    assert Counter((value or b"").split(b"-")[0] for value in found) == {b"mine": 5, b"lasting": 5, b"delayed": 5}
-    assert len(ends(queue, Outcome.EXPIRED)) == 5
-    assert drained(queue) == {f"other-{number}".encode(): 1 for number in range(5)}
-
-
-def _take(consumer: QueueConsumer, found: list[bytes | None]) -> int:
-    batch = consumer.receive_batch(timeout=0.5)
-    found += batch.values()
-    batch.ack()
-    return len(found)
-
-
-def test_slow_handler_keeps_its_batch(queue: Queue) -> None:
-    queue.send(*map(str, range(20)))
-    summary = run(queue, lambda _batch: time.sleep(2.5), 20, consumer={"lease": 1}, batch_wait=1)
-    assert (summary.acked, summary.lost) == (20, 0)
-    assert queue.markers(MarkerType.KEEPALIVE)
-    track(queue)
-    assert drained(queue) == {}
 
 
 def test_lease_that_is_lost_before_the_ack_is_told_and_what_was_redelivered_comes_again(queue: Queue) -> None:
@@ -314,13 +218,6 @@ def test_lease_that_is_lost_before_the_ack_is_told_and_what_was_redelivered_come
         with pytest.raises(LeaseLostError, match="leases of 2 of 3 messages of the batch are lost: the lease ran out"):
             batch.ack()
     assert drained(queue) == {b"b": 1, b"c": 1}
-
-
-def test_lease_that_a_handler_loses_is_counted(queue: Queue) -> None:
-    queue.send(*"abc")
-    options = {"max_lease": 1, "lease": 1}
-    summary = run(queue, lambda _batch: time.sleep(1.5), 3, consumer=options, batch_wait=1)
-    assert (summary.acked, summary.lost) == (0, 3)
 
 
 def test_drain_gives_unseen_batches_back_uncounted(queue: Queue) -> None:
@@ -352,28 +249,6 @@ def test_close_releases_what_is_left_of_a_batch(queue: Queue) -> None:
     assert drained(queue) == {b"a": 1, b"c": 1}
 
 
-def test_suspect_is_in_no_batch_with_others(queue: Queue) -> None:
-    """A message that was delivered twice without an answer may be what kills its process."""
-    queue.send("suspect")
-    for _ in range(2):
-        with consumer_of(queue, max_lease=1, lease=1, isolate_after=2) as consumer:
-            batch = receive(consumer, 1)
-            time.sleep(1.2)
-            track(queue, max_deliveries=10)
-            del batch
-    queue.send(*"abc")
-    batches: list[list[bytes | None]] = []
-    with consumer_of(queue, isolate_after=2) as consumer:
-        until = time.monotonic() + COMES_S
-        while sum(map(len, batches)) < 4 and time.monotonic() < until:
-            batch = consumer.receive_batch(timeout=0.5)
-            if batch:
-                batches.append(batch.values())
-            batch.ack()
-    assert [b"suspect"] in batches
-    assert sorted(value or b"" for values in batches for value in values) == [b"a", b"b", b"c", b"suspect"]
-
-
 def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, results: Queue) -> None:
     queue.send(*"abc")
     with consumer_of(queue) as consumer:
@@ -386,32 +261,3 @@ def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, resul
         assert [message.settled_by for message in batch] == ["ack", "ack", "reject"]
     assert (ends(queue), ends(queue, Outcome.REJECTED)) == ([0, 1], [2])
     assert drained(results) == {b"a|b": 1}
-
-
-VICTIM = """
-import sys, time
-from kmq_spark import QueueConsumer
-consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease=2)
-batch = consumer.receive_batch(100, timeout=30)
-batch.ack(range(10))
-consumer.flush()
-print(len(batch), flush=True)
-time.sleep(60)
-"""
-
-
-def test_batch_of_a_killed_consumer_comes_again_and_what_it_acknowledged_does_not(queue: Queue) -> None:
-    queue.send(*map(str, range(60)))
-    child = subprocess.Popen(
-        [sys.executable, "-c", VICTIM, queue.name, queue.bootstrap_servers], stdout=subprocess.PIPE
-    )
-    try:
-        assert child.stdout is not None
-        count = int(child.stdout.readline())
-        assert count == 60
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.communicate()
-    time.sleep(2.5)
-    track(queue)
-    assert drained(queue, extra={"group.protocol": "consumer"}) == {str(number).encode(): 1 for number in range(10, 60)}

@@ -202,12 +202,6 @@ def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> N
         QueueConsumer("not-there", bootstrap_servers=bootstrap_servers)
 
 
-def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
-    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1") as raised:
-        QueueConsumer("orders", bootstrap_servers="127.0.0.1:1", timeout=1)
-    assert raised.value.retriable
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +11,6 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kmq_spark.core.markers import MarkerType, MessageId
 from kmq_spark.errors import LeaseLostError, UsageError
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
-from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,71 +90,6 @@ def grow(queue: Queue, partitions: int) -> None:
     assert wait_until(lambda: len(admin.list_topics(queue.name, timeout=5).topics[queue.name].partitions) == partitions)
 
 
-@pytest.mark.slow
-def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
-    make_queue: Callable[..., Queue], caplog: pytest.LogCaptureFixture
-) -> None:
-    """
-    Two consumers of the classic protocol in one thread: `close` of the second one returns within its time limit.
-
-    Its leave triggers a rebalance that waits for the first one, which is not polled meanwhile. Without a limit the
-    second one would wait for the JoinGroup of the first one: a minute.
-    """
-    queue = make_queue(partitions=6)
-    for partition in range(6):
-        queue.send(*"abc", partition=partition)
-    first, second = consumer_of(queue), consumer_of(queue)
-
-    def balanced() -> bool:
-        for consumer in (first, second):
-            for message in consumer.receive(3, 0.1):
-                message.ack()
-        return len(first._pipeline.owned) == 3 == len(second._pipeline.owned)
-
-    assert wait_until(balanced)
-    third = consumer_of(queue)
-
-    def gave_up_one() -> bool:
-        third.receive(1, 0.1)
-        second.receive(1, 0.1)
-        return len(second._pipeline.owned) == 2
-
-    # For the third one. Then the second one joins again, and the first one would have to.
-    assert wait_until(gave_up_one)
-    second.receive(1, 1.0)
-    second.close(timeout=3)
-    assert "timed out after 3 s leaving the consumer group" in caplog.text
-
-    # As soon as the first one is polled, the leave that continues in the background succeeds.
-    def shared() -> bool:
-        first.receive(1, 0.1)
-        third.receive(1, 0.1)
-        return sorted(first._pipeline.owned | third._pipeline.owned) == list(range(6))
-
-    assert wait_until(shared)
-    first.close()
-    third.close()
-
-
-def test_killed_consumer_leaves_a_start_without_end_and_its_message_to_the_tracker_alone(queue: Queue) -> None:
-    """No consumer fetches the message again; only the tracker may redeliver it, once."""
-    queue.send(*"ab")
-    program = (
-        "import os, sys\n"
-        "from kmq_spark.consumer.consumer import QueueConsumer\n"
-        "consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2])\n"
-        "while not consumer.receive(1, 1.0): pass\n"
-        "import time; time.sleep(0.5)\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, queue.name, queue.bootstrap_servers], timeout=ENDS_S, check=False
-    )
-    assert done.returncode == -9
-    assert [covered(each.marker) for each in queue.markers()] == [[0]]
-    assert queue.committed() == {0: 1}
-
-
 def test_forked_process_must_make_its_own_consumer(queue: Queue) -> None:
     queue.send("a")
     consumer = consumer_of(queue)
@@ -181,28 +113,3 @@ def refused_in_child(consumer: QueueConsumer) -> bool:
             refused += 1
     consumer.close()
     return refused == 3
-
-
-CLOSE_AT_ANY_MOMENT = """
-import random, sys, time
-from kmq_spark.consumer.consumer import QueueConsumer
-
-queue, servers, seed = sys.argv[1:]
-moments = random.Random(seed)
-for _ in range(60):
-    consumer = QueueConsumer(queue, bootstrap_servers=servers)
-    time.sleep(moments.uniform(0, 0.25))
-    consumer.close()
-"""
-
-
-@pytest.mark.slow  # some hundred consumers, one after the other
-def test_consumer_closes_at_any_moment_of_its_joining(queue: Queue) -> None:
-    """Librdkafka's `close` alone hung in 2 of 604 tries, so 180 find the fault in about half of all runs."""
-    command = [sys.executable, "-c", CLOSE_AT_ANY_MOMENT, queue.name, queue.bootstrap_servers]
-    running = [subprocess.Popen([*command, str(seed)]) for seed in range(3)]
-    try:
-        assert [process.wait(ENDS_S) for process in running] == [0, 0, 0]
-    finally:
-        for process in running:
-            process.kill()

@@ -9,19 +9,14 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.topics import create_queue
-from tests.brokers import quick_broker
-from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.kafka
-
-FORGETFUL = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
-EXPIRED_S = 80.0
 
 
 def finish(queue: Queue, count: int, /, **options: Any) -> list[bytes | None]:
@@ -124,22 +119,3 @@ def test_consumer_refuses_where_the_markers_are_removed_and_begins_where_an_oper
     (future,) = admin.alter_consumer_group_offsets([wanted]).values()
     future.result(10)
     assert finish(queue, len(expected)) == expected
-
-
-@pytest.mark.slow
-def test_consumers_that_were_away_for_too_long_receive_no_finished_message_again() -> None:
-    """Both group protocols, on a broker that keeps offsets for a minute."""
-    modern = {"group.protocol": "consumer"}
-    with quick_broker(extra=FORGETFUL) as broker:
-        create_queue("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
-        queue = Queue("away", broker.bootstrap_servers)
-        queue.send(*"abcdef")
-        finish(queue, 6)
-        queue.send("vip", logical_queue="vip")
-        finish(queue, 1, logical_queue="vip", extra=modern)
-        assert wait_until(lambda: not queue.committed(), EXPIRED_S)
-        queue.send("new")
-        assert leftover(queue) == [b"new"]
-        assert leftover(queue, logical_queue="vip", extra=modern) == []
-        starts = [offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker)]
-    assert sorted(starts) == list(range(8))

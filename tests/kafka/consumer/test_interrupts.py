@@ -132,7 +132,7 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
     assert sorted(set(started)) == list(range(position))
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 13, 21, 34])
+@pytest.mark.parametrize("step", [1, 5, 21])
 def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interrupted(queue: Queue, step: int) -> None:
     """The group has no committed offset yet, and the consumer has not noted the first offset of the partition."""
 
@@ -148,7 +148,7 @@ def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interru
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 20}])
-@pytest.mark.parametrize("step", [1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200])
+@pytest.mark.parametrize("step", [1, 40, 100, 180])
 def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrupted(
     queue: Queue, step: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

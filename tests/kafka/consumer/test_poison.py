@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -12,8 +13,8 @@ import pytest
 from kmq_spark.consumer import admission
 from kmq_spark.core.markers import MarkerType
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, stopped_if_it_hangs, wait_until
-from tests.kafka.consumer.test_delivery_control_consumer import deferrals, run_program, write
-from tests.limits import COMES_S
+from tests.kafka.consumer.test_delivery_control_consumer import deferrals, write
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
@@ -122,13 +123,6 @@ def test_suspects_go_one_at_a_time_and_in_order(queue: Queue) -> None:
     assert deferrals(queue) == []
 
 
-def test_suspect_that_was_acknowledged_stays_so_though_the_next_one_kills_the_process(queue: Queue) -> None:
-    """`kill -9` right after the `ack` of another suspect: the END is durable by then, so no delivery is lost."""
-    write(queue, "fine", "mean", silent_count=2, delivery_count=2)
-    assert run_program(queue, subprocess.Popen) == "fine\nmean\n"
-    assert [covered(each.marker) for each in queue.markers(MarkerType.END)] == [[0]]
-
-
 def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any producer may send such a message: it waits while the messages behind it are handled."""
     monkeypatch.setattr(admission, "DRAIN_S", 1.0)
@@ -153,11 +147,26 @@ def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue, monk
     assert [offsets for offsets, _, _ in deferrals(queue)] == [[1]]
 
 
+PROGRAM = """
+import os, sys
+from kmq_spark.consumer.consumer import QueueConsumer
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], extra={"session.timeout.ms": "3000"})
+while True:
+    for message in consumer.receive(10, timeout=1.0):
+        if message.value == b"mean":
+            os.kill(os.getpid(), 9)
+        message.ack()
+"""
+
+
 def test_process_killed_by_a_suspect_holds_nothing_else(queue: Queue) -> None:
     """`kill -9` inside the handler: every other message is either acknowledged or was never started."""
     write(queue, "mean", silent_count=2, delivery_count=2)
     write(queue, *"ab")
-    assert run_program(queue, subprocess.Popen) == "mean\n"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, queue.name, queue.bootstrap_servers], timeout=ENDS_S, check=False
+    )
+    assert done.returncode == -9
     (start,) = queue.markers()
     assert (covered(start.marker), start.marker.delivery_count) == ([0], 3)
     with consumer_of(queue, extra={"session.timeout.ms": "6000"}) as other:

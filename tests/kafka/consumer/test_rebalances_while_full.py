@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,49 +69,3 @@ def test_partition_that_was_revoked_while_the_consumer_was_full_is_read_when_it_
             return found == {0, 1}
 
         assert wait_until(all_read), found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group_protocol", PROTOCOLS)
-def test_partition_that_was_lost_while_the_consumer_was_full_is_read_when_it_comes_back(
-    make_queue: Callable[..., Queue], group_protocol: str
-) -> None:
-    """As after a SIGSTOP: the consumer is not polled for longer than max.poll.interval.ms."""
-    queue = make_queue(partitions=2)
-    # With KIP-848 the broker sets the session time-out, and the client refuses it.
-    extra = {"max.poll.interval.ms": "6000", "group.protocol": group_protocol}
-    extra |= {} if group_protocol == "consumer" else {"session.timeout.ms": "6000"}
-    with consumer_of(queue, max_in_flight=2, extra=extra) as consumer:
-        held = fill(queue, consumer, partitions=2)
-        time.sleep(7.5)
-        # Still full: the loss is noticed while the group is served.
-        lost = wait_until(lambda: not consumer.receive(1, 1.3) and not consumer._pipeline.owned, 15)
-        ack(held)
-        found: set[tuple[int, int]] = set()
-
-        def all_read() -> bool:
-            messages = consumer.receive(2, 0.2)
-            ack(messages)
-            found.update((each.id.queue_partition, each.id.message_offset) for each in messages)
-            return len(found) >= 2
-
-        assert wait_until(all_read), (lost, found)
-
-
-@pytest.mark.parametrize("group_protocol", PROTOCOLS)
-def test_consumer_that_is_full_and_polled_for_a_short_time_at_once_lets_others_join(
-    make_queue: Callable[..., Queue], group_protocol: str
-) -> None:
-    queue = make_queue(partitions=2)
-    with consumer_of(queue, max_in_flight=2, extra={"group.protocol": group_protocol}) as first:
-        assert wait_until(lambda: not first.receive(1, 0.1) and len(first._pipeline.owned) == 2)
-        queue.send(*"ab", partition=0)
-        receive_all(first, 2)
-        with consumer_of(queue, extra={"group.protocol": group_protocol}) as second:
-
-            def joined() -> bool:
-                first.receive(1, timeout=0.2)
-                second.receive(1, timeout=0.1)
-                return len(second._pipeline.owned) == 1
-
-            assert wait_until(joined)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -87,24 +86,3 @@ def test_settled_messages_are_collected_while_the_marker_before_is_not_confirmed
     assert covered(first.marker) == [0]
     assert covered(second.marker) == list(range(1, 21, 2))
     assert covered(release.marker) == list(range(2, 21, 2))
-
-
-def test_flush_waits_for_messages_that_were_collected_while_a_marker_was_not_confirmed(
-    proxied: ProxiedBroker, queue: Queue
-) -> None:
-    queue.send("a", "b")
-    with QueueConsumer(queue.name, bootstrap_servers=proxied.workers.address) as consumer:
-        first, second = receive_all(consumer, 2)
-        proxied.workers.cut()
-        first.ack()
-        assert wait_until(lambda: consumer._producer.is_waiting)
-        second.ack()
-        healing = threading.Timer(0.5, proxied.workers.heal)
-        healing.start()
-        consumer.flush()
-        # Looked at before the writer's next round, which would write what `flush` left.
-        left = [*consumer._leases.outbox(0).acked], consumer._producer.is_waiting
-        healing.join()
-        ended = [offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker)]
-    assert left == ([], False)
-    assert ended == [0, 1]

@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.errors import (
     ConfigError,
@@ -18,8 +15,7 @@ from kmq_spark.errors import (
     TransactionError,
     UsageError,
 )
-from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen
-from tests.limits import COMES_S
+from tests.kafka.conftest import Queue, consumer_of, ended, receive_all, seen
 
 pytestmark = pytest.mark.kafka
 
@@ -73,7 +69,6 @@ def test_transaction_that_is_too_large_is_refused_while_it_is_recorded(queue: Qu
     ("arguments", "message"),
     [
         ({"value": 1}, "value of a result has the wrong type: expected bytes, str or None, got int"),
-        ({"value": "x", "key": 1.5}, "key of a result has the wrong type: expected bytes, str or None, got float"),
         ({"value": "x", "headers": {"kmq-origin": "1:2"}}, "header name is reserved"),
     ],
 )
@@ -110,19 +105,3 @@ def test_misuse_of_a_block_is_reported(queue: Queue, results: Queue) -> None:
     with pytest.raises(UsageError, match="consumer is closed"), consumer.transaction():
         pass
     assert (seen(results), ended(queue)) == ([], [0])
-
-
-def test_result_topic_that_grows_or_comes_later_is_found(queue: Queue) -> None:
-    """The metadata of an unknown topic is requested again at the next use."""
-    name = f"{queue.name}.later"
-    with consumer_of(queue) as consumer:
-        with pytest.raises(TopicError), consumer.transaction() as tx:
-            tx.send(name, "r")
-        admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result()
-        with consumer.transaction() as tx:
-            until = time.monotonic() + COMES_S
-            while not tx.results and time.monotonic() < until:
-                with contextlib.suppress(TopicError):
-                    tx.send(name, "r")
-    assert len(read_all(queue.bootstrap_servers, name)) == 1

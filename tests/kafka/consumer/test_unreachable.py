@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from kmq_spark.errors import ConfigError, KafkaClientError, KmqError
+from kmq_spark.errors import ConfigError, KafkaClientError
 from kmq_spark.inspection.cluster import Cluster
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.producer.producer import QueueProducer
@@ -18,26 +17,17 @@ TIMEOUT_S = 2.0
 LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "secret-canary"}
 
 
-@pytest.mark.parametrize(
-    ("extra", "reason"),
-    [
-        ({"security.protocol": "SSL"}, "SSL connection closed by peer: connecting to a PLAINTEXT broker listener?"),
-        ({"security.protocol": "SASL_SSL", **LOGIN}, "connecting to a PLAINTEXT broker listener?"),
-        ({"security.protocol": "SASL_PLAINTEXT", **LOGIN}, "SASL PLAIN mechanism handshake failed"),
-    ],
-)
-def test_reason_of_a_failed_handshake_is_in_the_error(
-    bootstrap_servers: str, extra: dict[str, str], reason: str
-) -> None:
+def test_reason_of_a_failed_handshake_is_in_the_error(bootstrap_servers: str) -> None:
     """A broker that is down and a broker with another security protocol have different errors."""
+    extra = {"security.protocol": "SASL_PLAINTEXT", **LOGIN}
     with pytest.raises(KafkaClientError) as raised:
         check_queue("orders", bootstrap_servers=bootstrap_servers, timeout=TIMEOUT_S, extra=extra)
-    assert reason in str(raised.value)
+    assert "SASL PLAIN mechanism handshake failed" in str(raised.value)
     assert "; set security.protocol, sasl.* and ssl.* in [kafka.extra] as the broker's listener" in str(raised.value)
     assert "secret-canary" not in str(raised.value)
 
 
-def test_reason_is_in_the_errors_of_producer_and_inspection_too(bootstrap_servers: str) -> None:
+def test_reason_is_in_the_errors_of_producer_and_inspection(bootstrap_servers: str) -> None:
     extra = {"security.protocol": "SSL"}
     with pytest.raises(KafkaClientError, match="connecting to a PLAINTEXT broker listener"):
         QueueProducer("orders", bootstrap_servers=bootstrap_servers, timeout=TIMEOUT_S, extra=extra)
@@ -57,17 +47,3 @@ def test_certificate_file_that_does_not_exist_is_reported_with_its_setting(
     with pytest.raises(ConfigError, match=r"setting ssl\.ca\.location cannot be used: .*; give an existing") as raised:
         check_queue("orders", bootstrap_servers=bootstrap_servers, extra=extra)
     assert "missing.pem" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "ours"),
-    [
-        ("ssl.truststore.location", " (ssl.ca.location)"), ("ssl.keystore.key", " (ssl.key.pem)"),
-        ("sasl.jaas.config", " (sasl.username and sasl.password)"), ("ssl.truststore.password", ""),
-    ],
-)  # fmt: skip
-def test_key_of_the_java_client_is_reported_with_the_section_that_takes_it(key: str, ours: str) -> None:
-    wanted = re.escape(f"put it into [kafka.spark_extra], for Spark, and librdkafka's own key{ours} into [kafka.extra]")
-    with pytest.raises(KmqError, match=wanted) as raised:
-        check_queue("orders", bootstrap_servers="127.0.0.1:1", extra={key: "secret-canary"})
-    assert "secret-canary" not in str(raised.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -131,31 +130,17 @@ def test_release_of_the_rest() -> None:
         batch.ack([0])
 
 
-def test_extended_message_is_settled_with_the_rest() -> None:
-    batch = batch_of(3)
-    batch[1].extend(60)
-    batch.ack()
-    assert written(batch) == {(0, 0): ["ack"], (0, 1): ["ack"], (0, 2): ["ack"]}
-    assert batch[1].settled_by == "ack"
-
-
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
         (lambda batch: batch.ack([3]), "index is out of bounds: got 3, the batch has 3 messages; count from 0"),
-        (lambda batch: batch.ack([-1]), "index is out of bounds: got -1"),
-        (lambda batch: batch.ack([0, 1.5]), "index of a batch has the wrong type: got 1.5"),
-        (lambda batch: batch.ack([True]), "index of a batch has the wrong type: got True"),
         (lambda batch: batch.ack([batch[0]]), "index of a batch has the wrong type.*pass indices, not messages"),
         (lambda batch: batch.ack(0), "indices of a batch have the wrong type: got int"),
-        (lambda batch: batch.ack("01"), "indices of a batch have the wrong type: got str"),
         (lambda batch: batch.release([0], delay=-1), "delay is out of bounds"),
         (lambda batch: batch.fail([0]), "fail of a batch has the wrong type: got list"),
         (lambda batch: batch.fail({0: None}), "reason of message 0 of the batch has the wrong type: got NoneType"),
         (lambda batch: batch.fail({0: "a", 3: "b"}), "index is out of bounds: got 3"),
-        (lambda batch: batch.fail({0: "a"}, delay=50_000), "delay is out of bounds"),
         (lambda batch: batch.reject({0: ValueError()}), "reason of message 0 of the batch.*expected a text"),
-        (lambda batch: batch.reject("0"), "reject of a batch has the wrong type: got str"),
     ],
 )
 def test_bad_input_is_refused_and_settles_nothing(call: Any, expected: str) -> None:  # noqa: ANN401  # functions of a batch
@@ -186,28 +171,6 @@ def test_lost_lease_is_told_once_for_the_batch_and_its_end_is_written(*, is_whol
     assert len(written(batch)) == 5
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_messages_of_a_closed_consumer_are_lost(*, is_whole: bool) -> None:
-    batch = batch_of(3)
-    batch.ack([0])
-    (lease,) = leases_of(batch)
-    lease.end("the consumer was closed, the message was released")
-    lease.take_held()
-    with pytest.raises(LeaseLostError, match="leases of 2 of 3 messages of the batch are lost: the consumer was"):
-        batch.ack(None if is_whole else range(3))
-    assert written(batch) == {(0, 0): ["ack"]}
-
-
-def test_uncounted_release_leaves_out_what_is_settled_or_lost() -> None:
-    batch = batch_of(3, 2)
-    first, second = leases_of(batch)
-    batch.ack([0])
-    second.ends_at = monotonic() - 1
-    assert batch._release_uncounted() == 2
-    assert [(each.message_offset, each.never_handed_out) for each in first.outbox.others] == [(1, True), (2, True)]
-    assert second.outbox.others == []
-
-
 def test_arrow_table_has_a_row_for_each_message() -> None:
     pytest.importorskip("pyarrow")
     table = batch_of(2, 1).to_arrow()
@@ -224,12 +187,6 @@ def test_arrow_table_has_a_row_for_each_message() -> None:
     assert rows[2]["headers"] == [{"name": "trace", "value": b"2"}]
     assert rows[1]["appended_at"].timestamp() == 1.001
     assert Batch().to_arrow().num_rows == 0
-
-
-def test_arrow_table_without_pyarrow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"to_arrow needs pyarrow.*`pip install pyarrow`"):
-        batch_of(1).to_arrow()
 
 
 STEPS = st.lists(
@@ -345,16 +302,6 @@ def test_lease_holds_its_messages_while_it_is_split() -> None:
     stop.set()
     thread.join()
     assert seen <= {40_000}
-
-
-def test_messages_of_a_split_lease_keep_what_is_not_settled() -> None:
-    batch = batch_of(5)
-    (lease,) = leases_of(batch)
-    assert sorted(lease.held_offsets()) == [0, 1, 2, 3, 4]
-    batch[2].ack()
-    assert (lease.is_whole, lease.held_count, sorted(lease.held_offsets())) == (False, 4, [0, 1, 3, 4])
-    batch.ack()
-    assert (lease.held_count, lease.held_offsets(), sorted(acked_of(lease))) == (0, [], [0, 1, 2, 3, 4])
 
 
 class SettledMeanwhile(list[int]):

@@ -81,11 +81,3 @@ def test_window_follows_the_rate_of_the_handlers() -> None:
     assert window.size == 8
     window.measure(1.2, 1_000_000)
     assert window.size == 1_000
-
-
-def test_window_keeps_its_size_while_the_handlers_have_no_work() -> None:
-    window = Window(8, 1_000)
-    window.measure(0.1, 50)
-    window.measure(0.1, 50)
-    window.measure(0.101, 51)
-    assert window.size == 50

@@ -63,12 +63,3 @@ def test_coordinator_that_is_found_again_begins_anew() -> None:
     assert contact.is_lost
     contact.observe(statistics(3 * LOST_S, "up"))
     assert not contact.is_lost
-
-
-def test_statistics_that_come_late_count_by_their_own_time() -> None:
-    """A handler that runs for minutes polls nothing, and then gets the statistics of all that time at once."""
-    contact = CoordinatorContact()
-    contact.observe(statistics(0.0, "wait-coord"))
-    assert not contact.is_lost
-    contact.observe(statistics(5.0, "up"))
-    assert not contact.is_lost
