@@ -175,8 +175,9 @@ def test_member_that_keeps_up_keeps_its_partitions(clicks: Clicks) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"mode": "exactly-once"}, {"max_messages": 0}, {"most_claims": -1}),
-        *({"release_if_behind": limit_s} for limit_s in (0, float("nan"), float("inf"))),
+        {"mode": "exactly-once"},
+        {"max_messages": 0},
+        {"release_if_behind": float("nan")},
     ],
 )
 def test_options_out_of_bounds_are_refused(clicks: Clicks, options: dict[str, Any]) -> None:

@@ -41,8 +41,6 @@ from tests.kafka.letters import Letters
 
 pytestmark = pytest.mark.kafka
 
-POINTS = ("redrive.message-sent", "redrive.end-sent", "redrive.before-commit", "redrive.committed")
-
 
 @pytest.fixture
 def letters(make_queue: Callable[..., Queue]) -> Letters:
@@ -83,8 +81,6 @@ def test_redriven_message_is_delivered_as_new_with_its_origin(letters: Letters) 
     ("where", "expected"),
     [
         (DeadLetterFilter(reason="time*5*"), [b"t"]),
-        (DeadLetterFilter(reason="no such ?ustomer"), [b"a"]),
-        (DeadLetterFilter(origin="1:0"), [b"t"]),
         (DeadLetterFilter(logical_queue="emails", key="k2", dead_after=datetime(2020, 1, 1, tzinfo=UTC)), [b"t"]),
         (DeadLetterFilter(dead_before=datetime(2020, 1, 1, tzinfo=UTC)), []),
     ],
@@ -186,19 +182,14 @@ def test_purged_letters_are_ended_and_removed_below_the_lowest_open_one(letters:
     assert letters.open_values() == [b"d"]
 
 
-@pytest.mark.parametrize(
-    "point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:-1]), POINTS[-1]]
-)
-@pytest.mark.parametrize("passage", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_redrive_is_run_again_and_every_letter_is_back_exactly_once(
-    letters: Letters, point: str, passage: int
-) -> None:
-    """Wherever it dies: in its first transaction or in a later one, with messages sent or with a commit unheard of."""
-    # transactions of 8 MiB: two or three
-    values = [b"%d" % number + b"x" * 100_000 for number in range(100 if passage == 1 else 200)]
+@pytest.mark.parametrize("point", ["redrive.message-sent", "redrive.committed"])
+def test_killed_redrive_is_run_again_and_every_letter_is_back_exactly_once(letters: Letters, point: str) -> None:
+    """With messages sent, and with a commit unheard of; R1 of the campaign has the other points."""
+    # two transactions of 8 MiB
+    values = [b"%d" % number + b"x" * 100_000 for number in range(100)]
     letters.bury(*values[:80])
     letters.bury(*values[80:], partition=1)
-    killed = letters.run("redrive", "--all", "--execute", **{VARIABLE: f"{point}:{passage}"})
+    killed = letters.run("redrive", "--all", "--execute", **{VARIABLE: point})
     assert killed.returncode == EXIT_CODE, killed.stderr
     done = letters.run("redrive", "--all", "--execute", "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -207,14 +198,6 @@ def test_killed_redrive_is_run_again_and_every_letter_is_back_exactly_once(
     assert sorted(name for _, names in letters.ends() for name in names) == sorted(
         [f"0:{number}" for number in range(80)] + [f"1:{number}" for number in range(len(values) - 80)]
     )
-
-
-def test_killed_purge_is_run_again(letters: Letters) -> None:
-    letters.bury(b"a", b"b")
-    killed = letters.run("purge", "--all", "--execute", **{VARIABLE: "redrive.committed"})
-    assert killed.returncode == EXIT_CODE, killed.stderr
-    assert letters.run("purge", "--all", "--execute").returncode == 0
-    assert read_all(letters.bootstrap_servers, letters.topics.dead_letter_topic) == []
 
 
 def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, small_transactions: None) -> None:
@@ -255,11 +238,7 @@ def test_redrive_topic_of_another_dead_letter_topic_is_refused(letters: Letters)
     [
         ({}, "choose dead letters: got nothing"),
         ({"ids": ["0:0"], "all": True}, "got ids and all"),
-        ({"ids": "0:0"}, "got the text '0:0'"),
-        ({"ids": ["0-0"]}, "id of a dead letter is not allowed: got '0-0'"),
         ({"all": True, "limit": 0}, "limit is not allowed: got 0; expected at least 1"),
-        ({"all": True, "limit": -1}, "limit is not allowed: got -1"),
-        ({"all": True, "to": "a b"}, "queue name is not allowed: got 'a b'"),
     ],
 )
 def test_bad_value_is_reported_before_a_broker_is_asked(options: dict[str, Any], message: str) -> None:

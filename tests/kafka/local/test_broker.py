@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import stat
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.kafka.lookups import LATEST, offsets_of
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.probe import is_ready
 from tests.brokers import quick_broker, quick_java
-from tests.kafka.conftest import wait_until
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
@@ -95,76 +90,21 @@ def test_broker_keeps_data_and_port_over_stop_kill_and_pause(tmp_path: Path) -> 
         assert "kept" in AdminClient({"bootstrap.servers": later.bootstrap_servers}).list_topics(timeout=10).topics
 
 
-@pytest.mark.slow
-def test_no_transaction_hangs_after_the_broker_was_killed_while_it_committed(tmp_path: Path) -> None:
-    """Because of KAFKA-20734, consumers could not read some of these partitions to their end."""
-    with quick_broker(tmp_path / "data") as broker:
-        numbers = range(16)
-        admin = AdminClient(QUIET | {"bootstrap.servers": broker.bootstrap_servers})
-        admin.create_topics([NewTopic("written", len(numbers), 1)])["written"].result(20)
-        producers = [_transactional(broker.bootstrap_servers, number) for number in numbers]
-        writers = [Thread(target=_write_until_it_fails, args=(producers[number], number)) for number in numbers]
-        for writer in writers:
-            writer.start()
-        time.sleep(1)
-        assert any(writer.is_alive() for writer in writers)
-        broker.kill()
-        for producer in producers:
-            producer.purge()
-        for writer in writers:
-            writer.join(COMES_S)
-        broker.start()
-
-        for number in numbers:
-            _transactional(broker.bootstrap_servers, number)  # aborts what is open
-        ends = partial(offsets_of, admin, "written", numbers, LATEST, COMES_S)
-        assert wait_until(lambda: ends() == ends(with_open_transactions=True))
-
-
-def _transactional(servers: str, number: int) -> Producer:
-    """Return a producer whose transactions have a number."""
-    settings = {"bootstrap.servers": servers, "transactional.id": f"writer-{number}"}
-    producer = Producer(QUIET | settings)
-    producer.init_transactions(COMES_S)
-    return producer
-
-
-def _write_until_it_fails(producer: Producer, partition: int) -> None:
-    """Commit one transaction after the other."""
-    with contextlib.suppress(KafkaException):
-        while True:
-            producer.begin_transaction()
-            producer.produce("written", b"value", partition=partition)
-            producer.commit_transaction(2)
-
-
-@pytest.mark.slow
-def test_temporary_data_go_with_the_broker() -> None:
-    with quick_broker() as broker:
-        data_dir = broker.data_dir
-        assert data_dir.is_dir()
-
-    assert not data_dir.exists()
-    assert not broker.is_running
-
-
 PARENT = """
-import sys, time
+import time
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
 broker = EmbeddedBroker().start()
-if "paused" in sys.argv:
-    broker.pause()
+broker.pause()
 print(broker.pid, broker.data_dir, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["running", "paused"])
-def test_broker_dies_with_its_parent_killed_by_9(state: str) -> None:
-    command = [sys.executable, "-c", PARENT, state]
+def test_broker_dies_with_its_parent_killed_by_9() -> None:
+    command = [sys.executable, "-c", PARENT]
     parent = subprocess.Popen(command, env={**os.environ, **quick_java()}, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:

@@ -12,17 +12,13 @@ from typer.testing import CliRunner
 
 from kmq_spark.cli.main import app
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.metrics import TrackerMetrics
-from kmq_spark.wire.codec import decode_marker
-from kmq_spark.wire.headers import LAST_ERROR
 from tests.kafka.conftest import consumer_of, read_all, wait_until
 from tests.kafka.stage import receive_all
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
-    from kmq_spark.consumer.message import Message
     from tests.kafka.conftest import Queue
     from tests.kafka.stage import Stage
 
@@ -84,42 +80,6 @@ def test_story_headers_and_metrics_of_a_message_that_died_and_was_redriven(stage
     assert found["kmq_tracker_batch_duration_seconds",] > 0
     ((_, lateness),) = metrics.lateness()
     assert sum(lateness.counts) == 1
-
-
-@pytest.mark.spark
-def test_dead_letters_name_the_last_exception_of_their_handler(stage: Stage) -> None:
-    """Of three deliveries that raised, and of one that raised and two that were silent; redriven, it is forgotten."""
-    error = "TimeoutError: no answer"
-
-    def handler(message: Message) -> None:
-        if message.value == b"quiet" or message.delivery_count == 3:
-            consumer.stop()
-        raise TimeoutError("no answer")
-
-    with stage.tracking() as tracker:
-        for value in ("loud", "quiet"):
-            stage.send(value)
-            with stage.consumer() as consumer:
-                consumer.run(handler, concurrency=1)
-            assert value == "quiet" or wait_until(lambda: tracker.stats.dead_lettered == 1)
-        for _ in range(2):
-            receive_one(stage)
-        assert wait_until(lambda: tracker.stats.dead_lettered == 2)
-        output = kmq(stage, "dlq", "list", stage.queue, "--reason", "*Timeout*", "-o", "jsonl")
-        letters = [json.loads(line) for line in output.splitlines()]
-        assert [each["reason"] for each in letters] == [f"delivery limit reached: 3 of 3; last error: {error}"] * 2
-        origin = next(each["origin"] for each in letters if each["key"] == "quiet")
-        output = kmq(stage, "message", "show", stage.queue, origin, "-o", "jsonl")
-        story = [json.loads(line)["what"] for line in output.splitlines()]
-        assert sum(what.startswith(f"failed: {error}, redelivered after ") for what in story) == 1
-        assert f"dead letter: delivery limit reached: 3 of 3; last error: {error}" in story
-        kmq(stage, "dlq", "redrive", stage.queue, "--all", "--execute")
-    copies = [record for record in read_all(stage.bootstrap_servers, stage.queue) if record.value() == b"quiet"]
-    errors = [dict(record.headers() or []).get(LAST_ERROR) for record in copies]
-    assert errors == [None, error.encode(), error.encode(), None], "sent, two copies, redriven"
-    markers = [decode_marker(record.value()) for record in read_all(stage.bootstrap_servers, f"{stage.queue}.markers")]
-    ended = [each.reason for each in markers if each.type is MarkerType.END and each.outcome is Outcome.DEAD_LETTERED]
-    assert ended == [f"delivery limit reached: 3 of 3; last error: {error}"] * 2
 
 
 def test_worker_counts_what_it_has_done_in_the_default_registry(queue: Queue) -> None:

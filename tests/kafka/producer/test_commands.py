@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -13,12 +13,8 @@ from kmq_spark.dlq.dead_letters import redrive
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.resuming import ResumingProducer
-from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, read_all, sender_of
 from tests.kafka.operator.test_commands import checks, kmq
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.kafka
 
@@ -57,12 +53,6 @@ def test_list_shows_what_each_producer_has_committed(queue: Queue) -> None:
     table = kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
     assert table.split()[:3] == ["ID", "GENERATION", "SEQUENCE"]
     assert "0x00ff1b" in table
-
-
-def test_list_of_a_queue_without_producers_is_empty(queue: Queue) -> None:
-    assert kmq_json(queue, "list", queue.name) == (0, [])
-    result = kmq(queue.bootstrap_servers, "producer", "list", queue.name)
-    assert (result.exit_code, result.stderr) == (0, f"no producer of {queue.name} has an id\n")
 
 
 @pytest.mark.parametrize("options", [[], ["--execute"]])
@@ -116,24 +106,6 @@ def test_redriven_message_keeps_its_sender(queue: Queue) -> None:
     assert sender_of(again) == "copier 1 1"
 
 
-def test_message_that_is_redriven_to_another_queue_has_no_sender_there(make_queue: Callable[..., Queue]) -> None:
-    """Its numbers are those of the first queue: a producer of the same id over there has its own."""
-    queue, other = make_queue(), make_queue()
-    copy(queue, "a")
-    copy(other, "b")
-    bury(queue)
-    redrive(queue.name, all=True, to=other.name, bootstrap_servers=queue.bootstrap_servers)
-    _, moved = read_all(other.bootstrap_servers, other.name)
-    assert (moved.value(), sender_of(moved)) == (b"a", "")
-
-
-def test_message_show_names_the_sender(queue: Queue) -> None:
-    copy(queue, "a")
-    shown = kmq(queue.bootstrap_servers, "message", "show", queue.name, "0:0").stdout.split()
-    assert shown[shown.index("kmq-producer") + 1] == "copier"
-    assert shown[shown.index("kmq-sequence") + 1] == "1"
-
-
 def alter(queue: Queue, topic: str, key: str, value: str) -> None:
     """Set a setting of a topic."""
     entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
@@ -155,21 +127,6 @@ def test_topic_of_positions_that_deletes_records_is_refused_with_its_repair(queu
     (finding,) = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))["producers"]
     assert finding["level"] == "unhealthy"
     assert "cleanup.policy=delete" in finding["what"]
-
-
-def test_doctor_reports_producers(queue: Queue) -> None:
-    copy(queue, "a")
-    (finding,) = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))["producers"]
-    assert (finding["level"], finding["what"]) == ("ok", "1 producer id, positions in a compacted topic")
-
-
-def test_doctor_warns_of_brokers_that_refuse_the_time_out_of_a_sink() -> None:
-    """Before the first sink fails to start."""
-    with quick_broker(extra={"transaction.max.timeout.ms": "30000"}) as broker:
-        create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
-        (finding,) = checks(kmq(broker.bootstrap_servers, "doctor", "orders", "-o", "json"))["producers"]
-    assert finding["level"] == "warning"
-    assert finding["what"].startswith("the brokers have transaction.max.timeout.ms=30000: sinks")
 
 
 def test_doctor_reports_a_transaction_that_holds_readers_up(queue: Queue) -> None:

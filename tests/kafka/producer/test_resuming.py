@@ -234,17 +234,3 @@ def test_position_that_is_not_allowed_is_refused_and_its_messages_wait_for_the_n
         assert seen(queue) == []
         producer.commit(1)
     assert seen(queue) == [b"a"]
-
-
-def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> None:
-    with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
-        ResumingProducer("not-there", "p", bootstrap_servers=bootstrap_servers)
-
-
-def test_closed_producer_refuses_to_send(queue: Queue) -> None:
-    producer = producer_of(queue)
-    producer.close()
-    producer.close()
-    for call in (partial(producer.send, "x"), partial(producer.commit, 1)):
-        with pytest.raises(UsageError, match="producer is closed"):
-            call()

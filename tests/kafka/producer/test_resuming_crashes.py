@@ -9,11 +9,9 @@ import pytest
 from faults.campaign import Campaign
 from faults.copier import FENCED_CODE
 from faults.on_producers import PRODUCER_POINTS, CopyStage
-from faults.sequences import Sent, read_sent, violations
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.resuming import ResumingProducer
-from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, seen, wait_until
 from tests.limits import ENDS_S
 
@@ -71,27 +69,6 @@ def test_suspended_producer_that_wakes_up_behind_a_newer_one_is_fenced_and_doubl
     assert stage.verdict().violations == []
 
 
-@pytest.mark.slow  # a broker of its own, killed twice
-def test_producer_goes_on_through_a_broker_that_was_killed(tmp_path: Path, copy_of: Callable[..., CopyStage]) -> None:
-    """
-    Both kills come long before the last commit. Kafka may leave a transaction that was committed right before the kill
-    open for readers (docs/producers.md, "What breaks it").
-    """
-    with quick_broker() as broker:
-        stage = copy_of(lines=30_000, rate=1_000, on=broker)
-        copier = stage.copier(commit_every_s=0.02)
-        assert stage.begun(copier)
-        for seconds in (0.5, 1.5):
-            copier.wait_for("copied", seconds)
-            assert copier.is_running
-            broker.kill()
-            broker.start()
-        assert copier.wait(ENDS_S) == 0, copier.last_words()
-        verdict = stage.verdict()
-        assert verdict.violations == []
-        assert verdict.counts["producer_generations"] == 1
-
-
 def test_producer_whose_transaction_the_broker_gave_up_goes_on(queue: Queue) -> None:
     """Its process was suspended for longer than a transaction may take; no other life has begun."""
     with ResumingProducer(queue.name, "copier", bootstrap_servers=queue.bootstrap_servers) as producer:
@@ -144,27 +121,3 @@ def test_producer_is_not_held_up_for_good_by_the_open_transaction_of_another(que
     with ResumingProducer(queue.name, "copier", bootstrap_servers=queue.bootstrap_servers) as producer:
         assert (producer.position, producer.sequence) == (2, 2)
     assert wait_until(lambda: seen(queue) == [b"a", b"b"])
-
-
-def test_checker_of_sequences_finds_what_is_wrong() -> None:
-    """The reader on which the other tests rest."""
-    good = [Sent(line % 2, line // 2, line, "copier", 1 + line // 5, line) for line in range(1, 11)]
-    assert violations(good, 10) == []
-    assert violations(good[:-1], 10) == ["line missing: 10"]
-    assert violations([*good, good[0]._replace(offset=99)], 10)[0] == "line sent twice: 1"
-    assert violations([*good, good[0]._replace(line=11, sequence=11, offset=99, generation=3)], 10) == [
-        "no such line: 11"
-    ]
-    wrong = [each._replace(sequence=each.sequence + 1) if each.line > 5 else each for each in good]
-    assert "sequence is not the line's number" in violations(wrong, 10)[0]
-    swapped = [each._replace(offset=10 - each.offset) for each in good]
-    assert "out of order in its partition" in violations(swapped, 10)[0]
-    older = [each._replace(generation=1) if each.line == 10 else each for each in good]
-    assert "older life behind a newer one" in violations(older, 10)[0]
-
-
-def test_reader_of_sequences_reads_what_was_sent(queue: Queue) -> None:
-    with ResumingProducer(queue.name, "copier", bootstrap_servers=queue.bootstrap_servers) as producer:
-        producer.send(b"00000001 ...")
-        producer.commit(1)
-    assert read_sent(queue.bootstrap_servers, queue.name) == [Sent(0, 0, 1, "copier", 1, 1)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmq_spark.failpoints import FAILPOINTS, ONCE_VARIABLE, VARIABLE
-from tests.kafka.conftest import Queue, seen, wait_until
+from tests.kafka.conftest import Queue, seen
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
@@ -59,17 +59,5 @@ def test_task_whose_worker_dies_at_a_crash_point_is_run_again_and_every_row_is_w
     once = tmp_path / "once"
     output, _ = start(queue, **{VARIABLE: f"{point}:3", ONCE_VARIABLE: str(once)}).communicate(timeout=ENDS_S)
     assert once.exists()
-    assert output.strip() == str(ROWS).encode()
-    assert every_row_once(queue)
-
-
-def test_job_that_was_killed_and_run_again_writes_every_row_once(queue: Queue) -> None:
-    job = start(queue)
-    try:
-        assert wait_until(lambda: len(seen(queue)) > 200)
-    finally:
-        job.kill()
-        job.communicate()
-    output, _ = start(queue).communicate(timeout=ENDS_S)
     assert output.strip() == str(ROWS).encode()
     assert every_row_once(queue)
