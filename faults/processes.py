@@ -129,9 +129,11 @@ class Child:
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Return what it has said so far, of one kind, each with when it was seen."""
         with self._lock:
-            *lines, self._rest = (self._rest + self._said.read()).split(b"\n")
-            for event in filter(None, map(parsed, lines)):
-                self._events[event["event"]].append({"seen_ms": now_ms(), "seen_s": time.monotonic(), **event})
+            # Of a process that was ended, all is read.
+            if not self._said.closed:
+                *lines, self._rest = (self._rest + self._said.read()).split(b"\n")
+                for event in filter(None, map(parsed, lines)):
+                    self._events[event["event"]].append({"seen_ms": now_ms(), "seen_s": time.monotonic(), **event})
             return self._events[kind]
 
     def until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
@@ -184,7 +186,9 @@ class Child:
         if self.is_running:
             self.resume()
             self.kill()
-        self._said.close()
+        self.events("")
+        with self._lock:  # other threads look at it
+            self._said.close()
 
     def last_words(self) -> str:
         """Return the last line that it logged."""
@@ -200,8 +204,7 @@ class Child:
             self.python_mib = max(self.python_mib, sum(use.resident_mib for use in uses) - jvm_mib)
         elif self.ended_at_ms is None:
             self.ended_at_ms, self._ended_s = now_ms(), time.monotonic()
-        if not self._said.closed:
-            self.events("")
+        self.events("")
 
     def as_evidence(self) -> Process:
         """Return how it ended."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.consumer.consumer import QueueConsumer
     from kmq_spark.consumer.message import Message
+    from kmq_spark.core.markers import MessageId
 
 pytestmark = pytest.mark.kafka
 
@@ -169,12 +170,18 @@ def test_position_does_not_go_back_when_a_partition_that_had_messages_ahead_retu
     extra = {"group.protocol": protocol}
     with consumer_of(queue, extra=extra) as first:
         assert wait_until(lambda: not first.receive(1, 0.1) and len(first._pipeline.owned) == 2)
-        # In turns, so that what is ahead has messages of both.
         for number in range(12):
             queue.send(*map(str, range(10)), partition=number % 2)
-        handed = {(each.id.queue_partition, each.id.message_offset) for each in first.receive(15, COMES_S)}
-        ahead = [each.id for each in first._pipeline._ahead[0].content]
-        assert {each.queue_partition for each in ahead} == {0, 1}
+        handed: set[tuple[int, int]] = set()
+        ahead: list[MessageId] = []
+
+        def has_both_ahead() -> bool:
+            # The client may have fetched all of one partition first.
+            handed.update((each.id.queue_partition, each.id.message_offset) for each in first.receive(16, COMES_S))
+            ahead[:] = [each.id for batch in first._pipeline._ahead for each in batch.content]
+            return {each.queue_partition for each in ahead} == {0, 1}
+
+        assert wait_until(has_both_ahead)
         with consumer_of(queue, extra=extra) as second:
             assert serve_until([first, second], [1, 1])
             (moved,) = second._pipeline.owned

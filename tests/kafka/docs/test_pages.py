@@ -118,7 +118,9 @@ def test_ledger_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Call
     for name in ("orders", "emails"):
         create_queue(name, bootstrap_servers=servers, partitions=2)
         with QueueConsumer(name, bootstrap_servers=servers) as consumer:
-            Queue(name, servers).send("a", "b", "c")
+            with QueueProducer(name, bootstrap_servers=servers) as producer:
+                for value in "abc":
+                    producer.send(value, key="customer-9")
             done, dead, _ = receive_all(consumer, 3)
             done.ack()
             dead.reject("no such customer")

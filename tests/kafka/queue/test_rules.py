@@ -211,22 +211,6 @@ def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(queue: Queue)
     assert leases == [30, 5, 9, 5]
 
 
-def test_doctor_warns_of_settings_that_say_otherwise(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue's rules have priority, so that such a setting misleads its reader."""
-    put(queue, max_deliveries=3)
-
-    def rules() -> list[dict[str, str]]:
-        return [
-            each
-            for each in json.loads(kmq(queue, "doctor", queue.name, "-o", "json").stdout)
-            if each["check"] == "rules"
-        ]
-
-    assert [(each["level"], "max_deliveries 3" in each["what"]) for each in rules()] == [("ok", True)]
-    monkeypatch.setenv("KMQ_QUEUE__MAX_DELIVERIES", "5")
-    assert [(each["level"], "max_deliveries = 5 (queue: 3)" in each["what"]) for each in rules()] == [("warning", True)]
-
-
 def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """Delays and times to live count from the append time of the first copy; `queue create` sets LogAppendTime."""
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})

@@ -41,7 +41,7 @@ def test_sink_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker, spa
 def test_error_of_a_sink_without_its_rights_names_where_they_are_listed(
     secured: SecuredBroker, spark: SparkSession
 ) -> None:
-    with pytest.raises(KmqError, match="kmq acls orders"):
+    with pytest.raises(KmqError, match="kmq acls"):
         write_queue(
             spark.sql("select 'x' as v"), QUEUE, sink_id="c", run_id="1", value="v",
             bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials("producer"),

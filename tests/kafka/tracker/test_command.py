@@ -165,7 +165,7 @@ def test_tracker_that_was_killed_is_distinguished_from_one_that_idles_and_one_th
         exit_code, text = command(queue, "doctor", queue.name)
         assert exit_code == 3
         assert gone.search(text)
-    stopped = start(*arguments_of(queue, tmp_path / "checkpoint"), "--max-deliveries", "1")
+    stopped = start(*arguments_of(queue, tmp_path / "checkpoint"))
     stopped.wait_ready()
     assert wait_until(lambda: status(queue)[0] == 0)
     stopped.process.terminate()

@@ -29,8 +29,8 @@ def topic(bootstrap_servers: str) -> str:
 
 
 @pytest.fixture
-def open_reader(bootstrap_servers: str, topic: str) -> Iterator[Callable[[int], PayloadReader]]:
-    """Make readers with a time-out, milliseconds."""
+def open_reader(bootstrap_servers: str, topic: str) -> Iterator[Callable[[float], PayloadReader]]:
+    """Make readers with a time-out, seconds."""
     readers: list[PayloadReader] = []
 
     def open_one(timeout: float) -> PayloadReader:
@@ -57,7 +57,7 @@ def delete_below(bootstrap_servers: str, topic: str, offset: int) -> None:
 
 
 def test_payload_reader_reports_every_offset_once_over_gaps_and_ends(
-    bootstrap_servers: str, topic: str, open_reader: Callable[[int], PayloadReader]
+    bootstrap_servers: str, topic: str, open_reader: Callable[[float], PayloadReader]
 ) -> None:
     """Aborted transactions, deleted records, offsets past the end, far jumps: each wanted offset is reported once."""
     send(bootstrap_servers, topic, *(b"%d" % number for number in range(4)))  # 0 to 3
@@ -74,7 +74,7 @@ def test_payload_reader_reports_every_offset_once_over_gaps_and_ends(
     # 4 aborted, 5 control, 6 kept, 7 control
     send(bootstrap_servers, topic, *(b"%d" % number for number in range(5_000)))
     delete_below(bootstrap_servers, topic, 2)
-    reader = open_reader(10_000)
+    reader = open_reader(10)
     wanted = [0, 1, 2, 3, 4, 5, 6, 7, 8, 4_900, 5_007, 5_008, 2**40]
     found = {each.offset: each.message and each.message.value() for each in reader.read({0: wanted})}
     assert found == {
@@ -86,11 +86,11 @@ def test_payload_reader_reports_every_offset_once_over_gaps_and_ends(
 
 
 def test_payload_reader_notices_that_the_log_has_changed_since_it_asked_for_its_end(
-    bootstrap_servers: str, topic: str, open_reader: Callable[[int], PayloadReader]
+    bootstrap_servers: str, topic: str, open_reader: Callable[[float], PayloadReader]
 ) -> None:
     """Retention has removed messages below the known end, and then the topic is deleted and created again."""
     send(bootstrap_servers, topic, *(b"%d" % number for number in range(10)))
-    reader = open_reader(10_000)
+    reader = open_reader(10)
     assert [each.message and each.message.value() for each in reader.read({0: [9]})] == [b"9"]
     delete_below(bootstrap_servers, topic, 5)
     found = {each.offset: each.message and each.message.value() for each in reader.read({0: [2, 4, 5, 8]})}
@@ -105,7 +105,7 @@ def test_payload_reader_notices_that_the_log_has_changed_since_it_asked_for_its_
 
 
 def test_payload_reader_reads_once_more_with_a_new_client(
-    bootstrap_servers: str, topic: str, open_reader: Callable[[int], PayloadReader], caplog: pytest.LogCaptureFixture
+    bootstrap_servers: str, topic: str, open_reader: Callable[[float], PayloadReader], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first read times out: an open transaction hides the message until the reader has given up once."""
     send(bootstrap_servers, topic, b"0")
@@ -122,7 +122,7 @@ def test_payload_reader_reads_once_more_with_a_new_client(
             if "once more" in record.getMessage():
                 producer.commit_transaction(10)
 
-    reader = open_reader(1_000)
+    reader = open_reader(1)
     handler = Committing()
     logging.getLogger("kmq_spark.kafka.payloads").addHandler(handler)
     try:

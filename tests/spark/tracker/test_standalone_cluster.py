@@ -54,16 +54,16 @@ class Submitting:
         }
 
     @contextmanager
-    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def running(self, **environment: str) -> Iterator[subprocess.Popen[str]]:
         """Submit it; whatever of it is still there at the end is ended."""
         with self._log.open("a") as log:
             process = subprocess.Popen(
-                [*self._command, *arguments],
+                self._command,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                env=self._environment,
+                env={**self._environment, **environment},
             )
         try:
             yield process
@@ -78,7 +78,7 @@ class Submitting:
 
     def run_once(self) -> dict[str, Any]:
         """Handle what is there, and return the event with which it ended."""
-        with self.running("--trigger", "available-now") as process:
+        with self.running(KMQ_TRACKER__TRIGGER="available-now") as process:
             out, _ = process.communicate(timeout=ENDS_S)
             assert process.returncode == 0, out + self.logs()
             # spark-submit sends what the driver writes to stderr to stdout too.
