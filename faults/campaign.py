@@ -38,13 +38,8 @@ class Campaign:
     """
     One run of the campaign.
 
-    Args:
-        folder: Logs, events, checkpoints.
-        seed: Seed of everything that is chosen.
-        scale: Share of the full number of injections; at 0 one of each kind, under a third of the load.
-        broker: A running one; one of its own by default.
-        broker_environment: Environment variables of each broker that a fault starts.
-        patience: Factor of every time limit and of every bound of a wait.
+    *scale* is the share of the full number of injections: 0 for one of each kind under a third of the load. *patience*
+    is a factor of every time limit.
     """
 
     def __init__(

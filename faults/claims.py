@@ -29,7 +29,7 @@ RENEWS = frozenset({RecordType.JOIN, RecordType.HEARTBEAT})
 
 
 class Act(NamedTuple):
-    """An instant at which a process was allowed to act on a resource."""
+    """A process was allowed to act on a resource at this instant."""
 
     at_ms: float
     resource: str
@@ -164,11 +164,7 @@ def _releases(record: Record, holding: Holding) -> bool:
 
 
 def takeovers_ms(holdings: Sequence[Holding], kills: Sequence[Kill], held_within_ms: float) -> list[float]:
-    """
-    C4: return how long each resource of a killed process was without an owner, milliseconds.
-
-    A process that acted on a resource within *held_within_ms* before it was killed held it.
-    """
+    """C4: return how long each resource was without an owner, ms, that a process held just before it was killed."""
     killed_ms = {kill.process: kill.at_ms for kill in kills}
     return [
         after.first_ms - killed_ms[before.process]

@@ -55,13 +55,7 @@ class Epoch(NamedTuple):
 
 
 class MovableClock:
-    """
-    A wall clock that the injector moves while its process runs.
-
-    Args:
-        folder: Where its file goes.
-        epochs: How far it was ahead, and since when, in true time; right until now by default.
-    """
+    """A wall clock that the injector moves while its process runs; *epochs* is how far it was ahead until now."""
 
     def __init__(self, folder: Path, epochs: Sequence[Epoch] = ()) -> None:
         self._path = folder / "moved-clock"

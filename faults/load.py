@@ -63,16 +63,7 @@ def mixed(generator: random.Random) -> Asked:
 
 
 class Sender(threading.Thread):
-    """
-    Sends messages, and writes down the answer to each.
-
-    Args:
-        stage: Queue.
-        rate: Messages a second; 0 for as fast as they go.
-        count: Messages altogether; 0 for no end.
-        ask: What each message asks for.
-        least_bytes: Smallest size of a payload.
-    """
+    """Sends *count* messages, 0 for no end, at *rate* a second, 0 for no limit; writes down the answer to each."""
 
     def __init__(
         self, stage: Stage, *, rate: float, count: int, ask: Callable[[random.Random], Asked], least_bytes: int = 0
@@ -146,15 +137,9 @@ def write(
     is_flushed: bool = True,
 ) -> None:
     """
-    Write a marker, or any bytes, to a markers partition; the stage notes that the injector wrote them, and no consumer.
+    Write a marker, or any bytes, to a markers partition, by default that of its messages.
 
-    Args:
-        stage: Queue.
-        marker: What.
-        partition: Where to; that of the marker's messages by default.
-        times: How often.
-        is_hostile: Whether the verdict must be as though it had not been written.
-        is_flushed: Whether to wait until it is there.
+    The stage notes that the injector wrote it. If it is hostile, the verdict must be the same as without it.
     """
     notes = stage.hostile if is_hostile else stage.injected_markers
     if isinstance(marker, Marker):

@@ -3,9 +3,8 @@ A process of a coordination group that writes down each instant at which it was 
 
     python -m faults.member '{"mode": "claims", "bootstrap_servers": …, "topic": …, "group": …, "client_id": …}'
 
-Modes: `claims` claims up to `most` of `resources` resources; `tasks` runs the tasks that the leader assigns to it;
-`consume` consumes the topic `clicks` in `delivery` mode. Events: `began`; `act`, with the instant before the check of
-the claim that passed; `handed`, for each message that was handed out.
+Modes: `claims` claims up to `most` of `resources` resources; `consume` consumes the topic `clicks` in `delivery` mode.
+Events: `began`; `act`, with the instant before the check of the claim that passed; `handed`, a message handed out.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from faults.events import EventFile
-from kmq_spark.coordination import Consumption, Coordinator, RunningTask, TaskRunner
+from kmq_spark.coordination import Consumption, Coordinator
 from kmq_spark.errors import ClaimLostError, KmqError
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def main(text: str) -> None:
         topic=options["topic"],
     ) as me:
         events.write("began")
-        {"claims": hold, "tasks": run_tasks, "consume": consume}[options["mode"]](me, events, options)
+        {"claims": hold, "consume": consume}[options["mode"]](me, events, options)
 
 
 def hold(me: Coordinator, events: EventFile, options: dict[str, Any]) -> None:
@@ -70,20 +69,6 @@ def act(claim: Claim, events: EventFile) -> bool:
         return False
     events.write("act", at_ms=at_ms, resource=claim.resource, epoch=claim.epoch)
     return True
-
-
-def run_tasks(me: Coordinator, events: EventFile, options: dict[str, Any]) -> None:
-    """Add the tasks, and run those that are assigned to this process."""
-    for number in range(options["tasks"]):
-        me.add_task(f"t{number}")
-
-    def handle(task: RunningTask) -> None:
-        while not task.stopping.is_set() and act(task.claim, events):
-            time.sleep(ACT_S)
-
-    with TaskRunner(me, handle, retry_delay=0.1):
-        while me.failure is None:
-            time.sleep(0.1)
 
 
 def consume(me: Coordinator, events: EventFile, options: dict[str, Any]) -> None:

@@ -7,13 +7,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
 from faults.clocks import HOUR_MS, MovableClock, is_available
 from faults.events import read_events
 from faults.load import write
-from faults.on_consumers import FEW, STALL_MS
+from faults.on_consumers import STALL_MS
 from faults.on_trackers import BUSY
 from faults.proxy import ProxiedBroker
 from faults.stage import Stage
@@ -22,12 +22,7 @@ from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from faults.campaign import Campaign
-
-TRANSACTION_S = 10.0
-"""After which the broker gives up a tracker's transaction: `[tracker] transaction_timeout_ms`."""
 
 BROKER_STALL_MS = 20_000
 """I9: after the broker's return, messages of a partition do not wait longer than this without any being taken."""
@@ -39,13 +34,6 @@ HOLDS: dict[str, Any] = {"mode": "receive", "keep_alive": False, "forgotten": 1.
 """A consumer that takes messages and settles none."""
 
 WAIT_S = 30.0
-QUICK_RETENTION = {
-    # Kafka looks every five minutes otherwise, and for the first time after half a minute.
-    "log.retention.check.interval.ms": "500",
-    "log.initial.task.delay.ms": "500",
-}
-RETENTION_MS, WEEK_MS = 1_000, 604_800_000
-
 LARGE_BYTES, REFUSED_BYTES, ROOMY_BYTES = 950_000, 900_000, 4_000_000
 """Of a message sent while the topic takes a MiB; `max.message.bytes` below that, and above everything."""
 
@@ -88,27 +76,6 @@ def killed(campaign: Campaign) -> Stage:
     return stage
 
 
-def paused(campaign: Campaign) -> Stage:
-    """F4: SIGSTOP of the broker, for longer than a lease and than a transaction may take."""
-    stage = Stage(campaign, "f4-broker")
-    stage.judge(stall_ms=BROKER_STALL_MS)
-    stage.tracked()
-    stage.send(rate=campaign.rate(150))
-    _crew(stage, max_in_flight=FEW)
-    for seconds in (TRANSACTION_S + 5.0, 1.0, 6.0)[: campaign.times(3)]:
-        time.sleep(2)
-        with stage.away():
-            campaign.broker.pause()
-            time.sleep(seconds)
-            campaign.broker.resume()
-        stage.injected("SIGSTOP", seconds=seconds)
-    stage.send(rate=campaign.rate(150))
-    # The survivors must go on by themselves, before anything else happens to them.
-    time.sleep(BROKER_STALL_MS / 1000)
-    stage.drain()
-    return stage
-
-
 def killed_in_a_transaction(campaign: Campaign) -> Stage:
     """F11: tracker and broker killed together, with a transaction open and with one just committed."""
     stage = Stage(campaign, "f11", **BUSY)
@@ -128,59 +95,22 @@ def killed_in_a_transaction(campaign: Campaign) -> Stage:
     return stage
 
 
-def _removed(stage: Stage, times: int, remove: Callable[[], None]) -> None:
-    """Let messages be started and held, and remove their records."""
+def payloads_removed(campaign: Campaign) -> Stage:
+    """F12: records of the queue topic removed while their messages are in flight."""
+    stage = Stage(campaign, "f12", lease_ms=3_000, **HOLDS)
     stage.tracked()
-    for _ in range(times):
+    for _ in range(campaign.times(2)):
         stage.send(rate=0, count=200).join()
         holder = stage.worker("holder")
         holder.wait_working(200, WAIT_S * stage.patience)
         holder.end()
         stage.remember()
-        remove()
+        every = [TopicPartition(stage.queue, partition, -1) for partition in range(stage.partitions)]
+        stage.done(stage.admin.delete_records(every))
         stage.injected("records of the queue topic removed")
         time.sleep(4)
     stage.drain()
-
-
-def payloads_removed(campaign: Campaign) -> Stage:
-    """F12: records of the queue topic removed while their messages are in flight."""
-    stage = Stage(campaign, "f12", lease_ms=3_000, **HOLDS)
-
-    def remove() -> None:
-        every = [TopicPartition(stage.queue, partition, -1) for partition in range(stage.partitions)]
-        stage.done(stage.admin.delete_records(every))
-
-    _removed(stage, campaign.times(2), remove)
     return stage
-
-
-def retention_passed(campaign: Campaign) -> Stage:
-    """F12: `retention.ms` removes records of the queue topic while their messages are in flight."""
-    # The lease outlasts the removal: a copy that retention took, too, would be a message that is lost.
-    stage = Stage(campaign, "f12-retention", broker=campaign.new_broker(QUICK_RETENTION), lease_ms=20_000, **HOLDS)
-
-    def remove() -> None:
-        _set(stage, stage.queue, "retention.ms", RETENTION_MS)
-        give_up_s = time.monotonic() + WAIT_S * stage.patience
-        while not (is_empty := _is_empty(stage)) and time.monotonic() < give_up_s:
-            time.sleep(0.2)
-        if not is_empty:
-            stage.fail("retention did not empty the queue topic in time")
-        _set(stage, stage.queue, "retention.ms", WEEK_MS)
-
-    _removed(stage, campaign.times(2), remove)
-    return stage
-
-
-def _is_empty(stage: Stage) -> bool:
-    """Return whether the first offset of each partition of the queue topic is its end."""
-    consumer = Consumer({"bootstrap.servers": stage.bootstrap_servers, "group.id": f"{stage.queue}.watermarks"})
-    try:
-        places = [TopicPartition(stage.queue, partition) for partition in range(stage.partitions)]
-        return all(first == end for first, end in map(consumer.get_watermark_offsets, places))
-    finally:
-        consumer.close()
 
 
 def _set(stage: Stage, topic: str, name: str, value: int) -> None:
@@ -307,7 +237,7 @@ def clock_stepped(campaign: Campaign) -> Stage | None:
 
 
 def offsets_expired(campaign: Campaign) -> list[Stage]:
-    """F27: the broker forgets the offsets of groups: everything was off for too long; a tracker idled for too long."""
+    """F27: the broker forgets the offsets of groups, because everything was off, or idle, for too long."""
     extra = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
     broker = campaign.new_broker(extra)
     profile: dict[str, Any] = {"mode": "receive", "keep_alive": False, "max_deliveries": 0}

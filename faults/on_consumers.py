@@ -232,29 +232,6 @@ def _is_handled_since(event: Mapping[str, Any], since_s: float) -> bool:
     return event["event"] == "handled" and float(event["monotonic"]) >= since_s
 
 
-def interrupted(campaign: Campaign) -> Stage:
-    """F26: KeyboardInterrupt and a signal handler's exception at random moments of a loop of `receive` calls."""
-    # What an interrupt takes out of a loop's hands between `receive` and the next line comes again after its lease.
-    torn: dict[str, Any] = {"mode": "interrupted", "keep_alive": False, "max_in_flight": 50}
-    stage = Stage(campaign, "f26", max_deliveries=0, raised=0.0, poison=0.0, **torn)
-    stage.judge(stall_ms=STALL_MS)
-    wanted = campaign.times(40, least=10)
-    stage.tracked()
-    stage.send(rate=campaign.rate(150))
-    crew = [stage.worker("torn", seed=stage.seed + number) for number in range(2)]
-    crew[0].wait_for("interrupted", 90 * stage.patience, wanted // 2)
-    crew[1].wait_for("interrupted", 90 * stage.patience, wanted // 2)
-    for _ in range(2):
-        stage.worker("calm", mode="run", keep_alive=True).wait_working()
-    for worker in crew:
-        if worker.stop():
-            stage.fail(f"I9: {worker.name} ended with {worker.exit_code}: {worker.last_words()}")
-        for _ in worker.events("interrupted")[: wanted // 2]:
-            stage.injected("interrupt")
-    stage.drain()
-    return stage
-
-
 def _in_slots(jobs: Sequence[Job], work: Callable[[Job], None]) -> None:
     """Do the jobs in one thread for each slot."""
     waiting, lock = list(jobs), threading.Lock()

@@ -37,8 +37,6 @@ from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.core.coordination.records import RecordType
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
-
     from faults.campaign import Campaign
     from faults.claims import Handed
     from faults.evidence import Verdict
@@ -50,16 +48,7 @@ MARGIN_MS = 1_000
 
 
 class GroupStage(Judged):
-    """
-    A group of processes, and the verdict on it.
-
-    Args:
-        campaign: The run.
-        name: Of the fault.
-        processes: Number of processes of the group.
-        brokers: Three of its own, on each of which the group's partition has a copy; the campaign's one by default.
-        options: Options of each process, see `faults.member`.
-    """
+    """A group of processes, and the verdict on it: on three brokers of its own, or on the campaign's one."""
 
     def __init__(
         self, campaign: Campaign, name: str, *, processes: int, brokers: ThreeBrokers | None = None, **options: Any
@@ -170,14 +159,7 @@ class GroupStage(Judged):
                 found.add("C4", f"a resource had no owner for {time_ms:.0f} ms after a kill, bound {bound_ms} ms")
         self._note("with a leader again, every resource had an owner after", self.back_s)
         self._note("takeovers", [time_ms / 1000 for time_ms in times_ms])
-        numbers: dict[str, Sized] = {
-            "claims": holdings,
-            "acts": acts,
-            "takeovers": times_ms,
-            "takeovers_judged": judged,
-            "handed": handed,
-        }
-        found.counts.update({name: len(each) for name, each in numbers.items()})
+        found.counts.update(claims=len(holdings), acts=len(acts), takeovers=len(times_ms), handed=len(handed))
         if "clicks" in self._options:
             self._judge_handed(handed, found)
         return found
@@ -236,20 +218,6 @@ def paused(campaign: Campaign) -> GroupStage:
     return stage
 
 
-def broker_restarted(campaign: Campaign) -> GroupStage:
-    """G3: the broker killed and stopped while members hold resources, a member killed each time."""
-    stage = _holding(campaign, "g3", 5, 20)
-    for number in range(campaign.times(3)):
-        begin_ms = now_ms()
-        (stage.broker.stop if number % 2 else stage.broker.kill)()
-        stage.broker.start()
-        stage.disturbed(begin_ms)
-        stage.wait_owned()
-        stage.kill(stage.any_member())
-        stage.rest()
-    return stage
-
-
 def partition_moved(campaign: Campaign) -> GroupStage:
     """G8: the broker that leads the group's partition killed, another leads, then it leads again; members killed."""
     folder = campaign.folder / f"brokers-{time.time_ns()}"
@@ -267,15 +235,6 @@ def partition_moved(campaign: Campaign) -> GroupStage:
         brokers.bring_back(node, stage.topic)
         stage.disturbed(begin_ms)
         stage.wait_owned()
-    return stage
-
-
-def leader_killed(campaign: Campaign) -> GroupStage:
-    """G4: `kill -9` of the leader of a group that runs ten tasks over three processes."""
-    stage = GroupStage(campaign, "g4", processes=3, mode="tasks", tasks=10)
-    for _ in range(campaign.times(10, least=2)):
-        stage.kill(stage.leader())
-        stage.rest()
     return stage
 
 

@@ -1,4 +1,4 @@
-"""Faults of a tracker fleet, beside those of a tracker that is restarted: how long is redelivery away?"""
+"""Faults of a tracker fleet: how long is redelivery away?"""
 
 from __future__ import annotations
 
@@ -51,18 +51,15 @@ class Ending(NamedTuple):
 
 
 class Fleet:
-    """Three queues under load, and the processes that track them, as a fleet or alone."""
+    """Three queues under load, and the fleet that tracks them."""
 
-    def __init__(self, campaign: Campaign, name: str, *, is_fleet: bool) -> None:
+    def __init__(self, campaign: Campaign, name: str) -> None:
         self.stages = [Stage(campaign, f"{name}-{letter}", partitions=2, **BUSY) for letter in "abc"[:QUEUES]]
         self._first, self._queues = self.stages[0], frozenset(stage.queue for stage in self.stages)
-        self._fleet = self._first.name if is_fleet else ""
         self.processes: dict[str, QueuesTracker] = {}
         self.endings: list[Ending] = []
-        if is_fleet:
-            create_coordination_topic(
-                self._first.bootstrap_servers, topic=f"{self._fleet}.coordination", replication_factor=1
-            )
+        topic = f"{self._first.name}.coordination"
+        create_coordination_topic(self._first.bootstrap_servers, topic=topic, replication_factor=1)
         for stage in self.stages:
             stage.send(rate=RATE)
             stage.worker("busy")
@@ -73,7 +70,7 @@ class Fleet:
         child = QueuesTracker(
             queues, self._first.bootstrap_servers, folder, f"{member}-{len(self.endings)}",
             checkpoint=folder / f"checkpoint-{member}", max_transaction_messages=None,
-            fleet=(self._fleet, member) if self._fleet else None,
+            fleet=(self._first.name, member),
         )  # fmt: skip
         self.processes[member] = child
         self._first.children.append(child)
@@ -108,14 +105,14 @@ class Fleet:
         elif child.stop() != 0:
             self._first.fail(f"I9: a process that was stopped ended with {child.exit_code}: {child.last_words()}")
         self._first.injected("SIGTERM" if is_clean else "kill -9", member=member, queues=sorted(tracked))
-        if self._fleet and not self.wait_tracked():
+        if not self.wait_tracked():
             return ""
         self.endings.append(Ending(at_ms, tracked, now_ms(), slowness()))
         # The expiry of those in flight must not fall into the next ending.
         time.sleep(LEASE_MS / 1000 / 2)
         return member
 
-    def finished(self, what: str, bound_s: float = float("inf"), *, is_clean: bool = False) -> list[Stage]:
+    def finished(self, what: str, bound_s: float, *, is_clean: bool = False) -> list[Stage]:
         """Let everything be worked off, note for how long redelivery was away after each ending, and bound it (I8)."""
         for stage in self.stages[::-1]:
             stage.drain(timeout_s=180.0)
@@ -172,7 +169,7 @@ def _away_s(copies_ms: list[int], ending: Ending, *, is_clean: bool) -> float:
 
 
 def _pair(campaign: Campaign, name: str) -> Fleet:
-    fleet = Fleet(campaign, name, is_fleet=True)
+    fleet = Fleet(campaign, name)
     for member in ("m0", "m1"):
         fleet.start(member)
     fleet.wait_tracked()
@@ -199,14 +196,3 @@ def upgraded(campaign: Campaign) -> list[Stage]:
         fleet.start(member)
         fleet.wait_tracked()
     return fleet.finished("while a process of a fleet was stopped", HAND_OVER_BOUND_S, is_clean=True)
-
-
-def restarted(campaign: Campaign) -> list[Stage]:
-    """G7: the same with one tracker process that is started again at once, without a fleet: for comparison."""
-    single = Fleet(campaign, "g7", is_fleet=False)
-    single.start("m0")
-    for _ in range(campaign.times(2)):
-        single.start(single.end_one())
-        if not single.wait_tracked():
-            break
-    return single.finished("after a kill, with a restart")

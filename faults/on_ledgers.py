@@ -69,8 +69,8 @@ def _wait_for_file(stage: Stage, ledger: Child, pattern: str) -> bool:
 
 
 def killed(campaign: Campaign) -> Stage:
-    """F17: the ledger killed before Delta's commit, and between that and Spark's own; no row lost or doubled."""
-    stage = Stage(campaign, "f17-ledger")
+    """F19: the ledger killed before and after Delta's commits, OPTIMIZE and VACUUM of another job beside it."""
+    stage = Stage(campaign, "f19")
     stage.tracked()
     stage.send(rate=campaign.rate(60))
     stage.worker("crew")
@@ -79,44 +79,28 @@ def killed(campaign: Campaign) -> Stage:
         ledger = _running_ledger(stage)
         # The tables' own first commits are behind it.
         if _wait_for_file(stage, ledger, PATTERNS[what]):
+            _compact(stage)
+            _wait_for_file(stage, ledger, PATTERNS[what])
             ledger.kill()
             stage.injected("kill -9 of the ledger", after=what)
         else:
-            stage.fail(f"F17: no commit of the ledger in time: {ledger.last_words()}")
+            stage.fail(f"F19: no commit of the ledger in time: {ledger.last_words()}")
             ledger.kill()
     stage.drain()
     _must_be_whole(stage)
     return stage
 
 
-def compacted(campaign: Campaign) -> Stage:
-    """F19: OPTIMIZE and VACUUM of another job beside the ledger; redelivery goes on, no row is lost or doubled."""
-    stage = Stage(campaign, "f19")
-    refused: Counter[str] = Counter()
-    stage.tracked()
-    stage.send(rate=campaign.rate(60))
-    stage.worker("crew")
-    ledger = _running_ledger(stage)
-    _wait_for_file(stage, ledger, PATTERNS["Delta's commit"])
-    for _ in range(campaign.times(3)):
-        for table in PLACES:
-            try:
-                other = DeltaTable(str(stage.folder / "ledger" / table))
-                other.optimize.compact()
-                stage.injected("OPTIMIZE", table=table)
-                other.vacuum(VACUUM_HOURS, dry_run=False)
-                stage.injected("VACUUM", table=table)
-            except DeltaError as error:
-                # The other job's own conflict, which is its to repeat; the ledger's rows are what is judged.
-                refused[type(error).__name__] += 1
-        time.sleep(3)
-    if not ledger.is_running:
-        stage.fail(f"F19: the ledger ended: {ledger.last_words()}")
-    stage.drain()
-    if refused:
-        stage.notes.append(f"the other job was refused: {dict(refused)}")
-    _must_be_whole(stage)
-    return stage
+def _compact(stage: Stage) -> None:
+    """Run OPTIMIZE and VACUUM. A conflict is the other job's to repeat; the ledger's rows are judged."""
+    for table in PLACES:
+        try:
+            other = DeltaTable(str(stage.folder / "ledger" / table))
+            other.optimize.compact()
+            other.vacuum(VACUUM_HOURS, dry_run=False)
+        except DeltaError as error:
+            stage.notes.append(f"OPTIMIZE or VACUUM of {table} was refused: {type(error).__name__}")
+        stage.injected("OPTIMIZE and VACUUM", table=table)
 
 
 def _must_be_whole(stage: Stage) -> None:

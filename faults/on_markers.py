@@ -1,4 +1,4 @@
-"""Faults of the markers log: twice, late, out of order, of no message; no markers, those of other versions, floods."""
+"""Faults of the markers log: markers twice, late, out of order, of no message; records that are no markers; floods."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, TopicPartition
-
-from faults.load import Asked, finished_messages, messages_in_flight, write
+from faults.load import finished_messages, messages_in_flight, write
 from faults.oracle import BY_TRACKER
 from faults.stage import CALM, Stage
 from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_MESSAGES_PER_MARKER, Marker, MarkerType, OffsetRange, Outcome
-from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.wire import marker_pb2
 from kmq_spark.wire.codec import encode_marker
-from kmq_spark.wire.headers import LOGICAL_QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from faults.campaign import Campaign
-    from kmq_spark.core.markers import MessageId
 
 HOSTILE_LATE_MS = 60_000
 """I8: so long a hostile writer may hold up redeliveries: the tracker reads and ends whatever the markers name."""
@@ -39,13 +33,6 @@ NOT_MARKERS: tuple[bytes | None, ...] = (
     b"\x00" * 900_000,
     encode_marker(Marker(MarkerType.START, 0, (OffsetRange(1, 1),), redeliver_after_ms=1_000))[:3],
 )
-
-FOREIGN = "foreign"
-"""Logical queue that the consumers of other versions work on."""
-
-FOREIGN_LEASE_MS = 3_000
-MORE_FIELDS = b"\x98\x06\x01\xa2\x06\x03new"
-"""Field 99, a number, and field 100, three bytes: no version of ours has them."""
 
 
 def corrupted(campaign: Campaign) -> Stage:
@@ -130,79 +117,6 @@ def _log_again(stage: Stage) -> None:
         for marker in ours[begin : begin + 20]:
             if marker.outcome not in BY_TRACKER:
                 write(stage, marker, partition)
-
-
-def mixed(campaign: Campaign) -> Stage:
-    """F16: consumers of an older and of a newer version beside ours, and one of ours that takes their messages over."""
-    stage = Stage(campaign, "f16")
-    stage.tracked()
-    stage.send(rate=campaign.rate(100))
-    stage.worker("crew")
-    started: set[MessageId] = set()
-    for _ in range(campaign.times(2)):
-        for marker in (_older_marker, _newer_marker):
-            _work_as(stage, marker, started)
-            stage.injected("markers of another version", form=marker.__name__.strip("_"))
-            time.sleep(3)
-    stage.worker("takes-over", logical_queue=FOREIGN)
-    time.sleep(2 * FOREIGN_LEASE_MS / 1000)
-    stage.drain()
-    return stage
-
-
-def _older_marker(kind: MarkerType, partition: int, offset: int, lease_ms: int) -> bytes:
-    """Return a START or an END with the fields of the first version alone: no count, no range, no writer."""
-    marker = marker_pb2.Marker(type=kind.value, redeliver_after_ms=lease_ms)  # type: ignore[arg-type]  # an enum's number
-    marker.message_id.partition, marker.message_id.offset = partition, offset
-    return bytes(marker.SerializeToString())
-
-
-def _newer_marker(kind: MarkerType, partition: int, offset: int, lease_ms: int) -> bytes:
-    """Return a START or an END with fields that no version of ours knows."""
-    marker = Marker(kind, partition, (OffsetRange(offset, 1),), redeliver_after_ms=lease_ms, consumer_id="newer")
-    return encode_marker(marker) + MORE_FIELDS
-
-
-def _work_as(stage: Stage, marker: Callable[[MarkerType, int, int, int], bytes], started: set[MessageId]) -> None:
-    """Send twenty messages, start them as a consumer of another version, end every second one, and commit."""
-    stage.send(rate=0, count=20, ask=lambda _: Asked({"logical_queue": FOREIGN}, {LOGICAL_QUEUE: FOREIGN})).join()
-    messages = stage.dump().messages
-    waiting = [one for one in messages if one.header(LOGICAL_QUEUE) == FOREIGN.encode() and one.place not in started]
-    for number, record in enumerate(waiting):
-        partition, offset = record.place
-        write(stage, marker(MarkerType.START, partition, offset, FOREIGN_LEASE_MS), partition)
-        # What comes again is ended, so that nothing reaches the limit.
-        if number % 2 or record.previous is not None:
-            write(stage, marker(MarkerType.END, partition, offset, 0), partition)
-    started.update(record.place for record in waiting)
-    ends: dict[int, int] = {}
-    for partition, offset in (record.place for record in messages):
-        ends[partition] = max(ends.get(partition, 0), offset + 1)
-    # All messages of the logical queue's consumers are started.
-    group = QueueTopics.parse(stage.queue).logical_group(FOREIGN)
-    consumer = Consumer({"bootstrap.servers": stage.bootstrap_servers, "group.id": group})
-    try:
-        at = [TopicPartition(stage.queue, partition, end) for partition, end in ends.items()]
-        consumer.commit(offsets=at, asynchronous=False)
-    finally:
-        consumer.close()
-
-
-def flooded(campaign: Campaign) -> Stage:
-    """F20: floods of KEEPALIVEs, of messages in flight and of unknown messages."""
-    stage = Stage(campaign, "f20")
-    stage.tracked()
-    stage.send(rate=campaign.rate(150))
-    stage.worker("crew").wait_working()
-    for number in range(campaign.times(4)):
-        unknown = tuple(OffsetRange(20_000_000 + 2 * gap, 1) for gap in range(1_000))
-        ranges = unknown if number % 2 else (OffsetRange(1_000_000, 5_000),)
-        marker = Marker(MarkerType.KEEPALIVE, number % stage.partitions, ranges, redeliver_after_ms=1_000)
-        write(stage, marker, times=100)
-        stage.injected("flood of KEEPALIVEs", markers=100)
-        time.sleep(0.5)
-    stage.drain()
-    return stage
 
 
 def many_at_once(campaign: Campaign) -> Stage:

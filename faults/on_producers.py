@@ -82,10 +82,16 @@ class CopyStage(SentStage):
         return found
 
 
-def restarted(campaign: Campaign) -> CopyStage:
-    """S1: a producer that copies lines killed at random and started again, the broker restarted in between."""
+def killed(campaign: Campaign) -> CopyStage:
+    """S1: a producer that copies lines killed at every crash point and at random, the broker restarted in between."""
     restarts = campaign.times(40, least=3)
-    stage = CopyStage(campaign, "s1", lines=max(2_000, 1_600 * restarts), rate=1_500)
+    stage = CopyStage(campaign, "s1", lines=max(4_000, 2_000 * restarts), rate=1_500)
+    for point in PRODUCER_POINTS:
+        for nth in (1, 3)[: campaign.times(2)]:
+            if (code := stage.copier(failpoint=f"{point}:{nth}").wait(BEGIN_TIMEOUT_S)) == EXIT_CODE:
+                stage.injections += 1
+            else:
+                stage.fail(f"S: {point}:{nth} was not passed: exit code {code}")
     for number in range(1, restarts + 1):
         copier = stage.copier(commit_every_s=stage.random.choice((0.005, 0.02, 0.1)))
         if not stage.begun(copier) or copier.wait_for("copied", stage.random.uniform(0.0, 1.0)):
@@ -98,18 +104,6 @@ def restarted(campaign: Campaign) -> CopyStage:
             copier.wait_for("copied", stage.random.uniform(0.0, 5.0))
         copier.end()
         stage.injections += 1
-    return stage.finish()
-
-
-def killed_at_points(campaign: Campaign) -> CopyStage:
-    """S2: a producer that copies lines killed at every crash point."""
-    stage = CopyStage(campaign, "s2", lines=20_000, rate=2_000)
-    for nth in (1, 2, 3, 5, 8)[: campaign.times(5, least=2)]:
-        for point in PRODUCER_POINTS:
-            if (code := stage.copier(failpoint=f"{point}:{nth}").wait(BEGIN_TIMEOUT_S)) == EXIT_CODE:
-                stage.injections += 1
-            else:
-                stage.fail(f"S: {point}:{nth} was not passed: exit code {code}")
     return stage.finish()
 
 

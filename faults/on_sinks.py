@@ -17,7 +17,6 @@ from confluent_kafka import Consumer, TopicPartition
 from faults.on_producers import PARTITIONS, SentStage
 from faults.processes import processes_of
 from faults.sequences import line_of, read_sent, sink_violations
-from kmq_spark.failpoints import FAILPOINTS, LOG_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
@@ -37,10 +36,6 @@ LONGEST_DELAY_S = 1.0
 
 FIND_TIMEOUT_S = 30.0
 """For an executor or a Python worker that was killed to be replaced."""
-
-SINK_POINTS = tuple(name for name in FAILPOINTS if name.startswith("sink."))
-PASSAGE = 3
-"""A worker ends at its third passage of a crash point, as does each one that replaces it: two transactions each."""
 
 DRIVER, EXECUTOR, PYTHON_WORKER = "", "CoarseGrainedExecutorBackend", "-m kmq_spark.spark.python_daemon"
 """
@@ -62,9 +57,9 @@ class SinkStage(SentStage):
         self._home = _spark_home(self.folder)
         self._watcher = Consumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": "kmq-faults-sinks"})
 
-    def writer(self, **environment: str) -> Child:
-        """Start the query, with more environment variables."""
-        variables = {"SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    def writer(self) -> Child:
+        """Start the query."""
+        variables = {"SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1"}
         settings = {"rows": str(self._files), "checkpoint": str(self.folder / "checkpoint")}
         return self.start("sink_writer", settings, environment=variables)
 
@@ -111,23 +106,6 @@ def killed(campaign: Campaign) -> SinkStage:
         else:
             stage.injections += _kill_one(stage, child, target)
     stage.finished(child or stage.writer(), END_TIMEOUT_S)
-    return stage
-
-
-def killed_at_points(campaign: Campaign) -> list[SinkStage]:
-    """S6: Python workers of an exactly-once sink end at its crash points, one after the other."""
-    return [_killed_at(campaign, point) for point in SINK_POINTS[: campaign.times(len(SINK_POINTS))]]
-
-
-def _killed_at(campaign: Campaign, point: str) -> SinkStage:
-    stage = SinkStage(campaign, f"s6.{point.partition('.')[2]}", LEAST_ROWS)
-    log = stage.folder / "passed"
-    child = stage.writer(**{VARIABLE: f"{point}:{PASSAGE}", LOG_VARIABLE: str(log)})
-    if stage.begun(child, SPARK_TIMEOUT_S):
-        stage.finished(child, END_TIMEOUT_S)
-    stage.injections += len(log.read_text().splitlines()) if log.exists() else 0
-    if not stage.injections:
-        stage.fail(f"S: no Python worker ended at {point}")
     return stage
 
 

@@ -62,15 +62,9 @@ def kmq(*arguments: str) -> list[str]:
 
 class Child:
     """
-    A process of our own.
+    A process of our own. Its event file and its log (stderr) lie in *folder* and have its name.
 
-    Args:
-        command: What to run.
-        folder: Where its event file and its log (stderr) go.
-        name: Of both.
-        environment: More environment variables.
-        failpoint: `name[:nth]` at which it ends; empty for none.
-        clock: A wrong wall clock; None for the machine's.
+    *failpoint* is `name[:nth]` at which it ends.
     """
 
     kind = ""
@@ -218,11 +212,7 @@ class Child:
 
 
 class Tracker(Child):
-    """
-    `kmq tracker run`.
-
-    Its transactions are small by default, so that a batch is often cut into several; None is the tracker's own default.
-    """
+    """`kmq tracker run` with small transactions, so that a batch is often cut into several; None: its own default."""
 
     kind = TRACKER
 

@@ -84,12 +84,7 @@ class Growth(NamedTuple):
 
 
 def growth(times_s: Sequence[float], values: Sequence[float], bound: Bound) -> Growth:
-    """
-    Fit a line through the samples behind the warm-up.
-
-    Raises:
-        ValueError: Too few samples follow it.
-    """
+    """Fit a line through the samples behind the warm-up; ValueError where there are too few."""
     at, value = np.asarray(times_s, dtype=float), np.asarray(values, dtype=float)
     counts = at >= at[0] + (at[-1] - at[0]) * WARM_UP if len(at) else at > 0
     at, value = at[counts], value[counts]

@@ -81,13 +81,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Dump:
-    """
-    The topics of a queue; the marker of an unreadable record is None.
-
-    Attributes:
-        removed: Messages that were read before their records were removed from the queue topic.
-        injected: Markers that the injector wrote: markers partition, marker offset.
-    """
+    """The topics of a queue; the marker of an unreadable record is None."""
 
     queue: str = ""
     markers: dict[int, list[LoggedMarker]] = field(default_factory=dict)
@@ -95,7 +89,9 @@ class Dump:
     dead_letters: list[Record] = field(default_factory=list)
     results: list[Record] = field(default_factory=list)
     removed: set[MessageId] = field(default_factory=set)
+    """Messages that were read before their records were removed from the queue topic."""
     injected: set[tuple[int, int]] = field(default_factory=set)
+    """Markers that the injector wrote: markers partition, marker offset."""
 
 
 def results_of(queue: str) -> str:
@@ -136,10 +132,6 @@ def read_topic(topic: str, bootstrap_servers: str, *, may_be_missing: bool = Fal
 
     A commit returns to its client before the partitions have its control record. Up to then a reader of committed
     records does not see that transaction, so this one waits for the end that a reader of all records sees.
-
-    Raises:
-        KafkaException: There is no such topic, or the broker cannot be reached.
-        TimeoutError: Nothing came for a while before the end.
     """
     config: dict[str, str | int | float | bool] = {
         "bootstrap.servers": bootstrap_servers, "group.id": f"{topic}.checker", "enable.auto.commit": False,

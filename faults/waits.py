@@ -52,30 +52,24 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """
-    What a fault allows.
-
-    Attributes:
-        away: When something was away on purpose.
-        held_up: When redeliveries waited for the transaction of a process that had died.
-        stall_ms: Longest quiet interval in which no message of a partition was taken although some waited; 0: not
-            judged, because consumers are busy or absent on purpose.
-        true_markers: True append times where the broker's clock was moved: by markers partition and marker offset.
-        slack_ms: How exactly they are known.
-        set_ahead: Instants at which the broker's clock was set ahead: what was held then falls due.
-        letters_need_a_cause: Whether a message may be a dead letter only where a handler failed on it or rejected it.
-    """
+    """What a fault allows."""
 
     away: Sequence[Interval] = ()
+    """When something was away on purpose."""
     held_up: Sequence[Interval] = ()
+    """When redeliveries waited for the transaction of a process that had died."""
     late_ms: int = LATE_BOUND_MS
     quiet_p99_ms: int = QUIET_P99_MS
     stall_ms: int = 0
+    """Longest quiet interval in which no message of a partition was taken although some waited; 0: not judged."""
     true_markers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     true_messages: Mapping[MessageId, int] = field(default_factory=dict)
+    """True append times where the broker's clock was moved."""
     slack_ms: int = 0
     set_ahead: Sequence[int] = ()
+    """Instants at which the broker's clock was set ahead: what was held then falls due."""
     letters_need_a_cause: bool = False
+    """Whether a message may be a dead letter only where a handler failed on it or rejected it."""
     patience: float = 1.0
 
     def stretched(self, factor: float) -> Bounds:

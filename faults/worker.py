@@ -33,32 +33,10 @@ NICENESS = 10
 RAISED_SHARE = 0.5
 """Of the batches with failures: they are raised; the others are returned."""
 
-KEYBOARD_SHARE = 0.5
-"""Of the interrupts: KeyboardInterrupt; the others are ordinary exceptions of a signal handler."""
-
-LONGEST_ROUND_S = 0.4
-"""An interrupt comes at a random moment of this time, then the next round begins."""
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """
-    What a worker does.
-
-    Attributes:
-        name: Of the worker; its event file has it.
-        logical_queue: Logical queue of the messages that it takes; empty for those of none.
-        mode: `run` (handlers in threads), `batch` (handlers of batches in threads), `receive` (a loop that settles, or
-            forgets), `transaction` (a loop that writes a result with each ack) or `interrupted` (a loop torn by
-            exceptions of a signal handler, which it catches to receive on).
-        keep_alive: Whether leases are renewed.
-        size: Messages that `receive` returns and a batch has, at most.
-        raised: Share of deliveries whose handler raises; so for those rejected, and those that take 1.5 leases (slow).
-        poison: Share of messages whose handler raises at every delivery; so for killers, which end their process.
-        forgotten: Share of deliveries that are never settled (`receive` only).
-        isolate_after: As of the consumer; 0, because who forgets a third on purpose makes suspects of innocents.
-        extra: librdkafka settings.
-    """
+    """What a worker does."""
 
     bootstrap_servers: str
     queue: str
@@ -67,18 +45,27 @@ class Profile:
     lease_ms: int = 2_000
     logical_queue: str = ""
     mode: str = "run"
+    """
+    `run` or `batch` (handlers in threads), `receive` (a loop that settles or forgets), or `transaction` (a loop that
+    writes a result with each ack).
+    """
     keep_alive: bool = True
     threads: int = 4
     max_in_flight: int = 200
     size: int = 2_000
+    """Maximum number of messages of a `receive` and of a batch."""
     work_ms: int = 2
     raised: float = 0.02
     rejected: float = 0.005
+    slow: float = 0.002
+    """Shares of deliveries whose handler raises, rejects, or takes 1.5 leases."""
     poison: float = 0.001
     killers: float = 0.0
-    slow: float = 0.002
+    """Shares of messages whose handler raises, or kills its process, at every delivery."""
     forgotten: float = 0.0
+    """Share of deliveries that `receive` never settles."""
     isolate_after: int = 0
+    """Off: a worker that forgets on purpose would make suspects of innocent messages."""
     group_protocol: str = "consumer"
     extra: dict[str, str] = field(default_factory=dict)
 
@@ -89,10 +76,6 @@ class Profile:
 
 class HandlerError(Exception):
     """What a handler raises on purpose."""
-
-
-class AlarmError(Exception):
-    """What a signal handler raises."""
 
 
 class Work:
@@ -171,34 +154,6 @@ class Work:
                         if not message.is_settled:
                             message.release()
 
-    def receive_interrupted(self, consumer: QueueConsumer) -> None:
-        """
-        Receive and acknowledge, torn at random moments.
-
-        Each round arms one signal. Its handler raises wherever the main thread is: a KeyboardInterrupt, as Ctrl+C does,
-        or an exception of its own, as a time limit does. The loop catches it, gives back what it has in its hands, and
-        receives on, as a shell, a notebook or a task runner would.
-        """
-
-        def tear(_number: int, _frame: object) -> None:
-            raise KeyboardInterrupt if self._random.random() < KEYBOARD_SHARE else AlarmError
-
-        signal.signal(signal.SIGALRM, tear)
-        while not self.is_stopping:
-            held: list[Message] = []
-            try:
-                signal.setitimer(signal.ITIMER_REAL, self._random.uniform(0.001, LONGEST_ROUND_S))
-                while True:
-                    held = self._received(consumer)
-                    for message in held:
-                        self._note_done([message])
-                        message.ack()
-            except (KeyboardInterrupt, AlarmError) as error:
-                self._events.write("interrupted", by=type(error).__name__, held=len(held))
-                for message in held:
-                    if not message.is_settled:
-                        message.release()
-
     def _note_done(self, messages: list[Message]) -> None:
         for message in messages:
             self._events.write("delivered", **_note(message))
@@ -269,9 +224,7 @@ def main(text: str) -> None:
         handler = work.handle if mode == "run" else work.handle_batch
         consumer.run(handler, concurrency=profile.threads, **options)
     else:
-        loops = {
-            "receive": work.receive, TRANSACTION: work.receive_in_transactions, "interrupted": work.receive_interrupted,
-        }  # fmt: skip
+        loops = {"receive": work.receive, TRANSACTION: work.receive_in_transactions}
         with consumer:
             loops[mode](consumer)
     events.write("ended")
