@@ -218,19 +218,6 @@ def test_ledger_in_a_catalog_has_tables_of_a_schema(queue: Queue, spark: SparkSe
         spark.sql(f"DROP SCHEMA {schema} CASCADE")
 
 
-def test_ledger_in_a_relative_folder_is_written_shown_and_maintained(queue: Queue, tmp_path: Path) -> None:
-    """As README has it: no folder is named, so the ledger lies in `ledger` below the working directory."""
-    queue.send("a", "b")
-    written = kmq("run", queue.name, "--bootstrap-server", queue.bootstrap_servers, "--once", folder=tmp_path)
-    assert written.returncode == 0, written.stderr
-    assert (tmp_path / "ledger" / "messages" / "_delta_log").is_dir()
-    shown = kmq("show", "messages", "-o", "jsonl", folder=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert [json.loads(line)["value_bytes"] for line in shown.stdout.splitlines()] == [1, 1]
-    maintained = kmq("maintain", folder=tmp_path)
-    assert maintained.returncode == 0, maintained.stderr
-
-
 def test_queue_that_does_not_exist_is_one_line_before_a_jvm_is_started(bootstrap_servers: str, tmp_path: Path) -> None:
     place = ("--bootstrap-server", bootstrap_servers)
     # Where no Java can be found.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kmq_spark.coordination import session as session_module
 from kmq_spark.core.coordination import leader
 from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.records import Record, RecordType
@@ -16,7 +14,7 @@ from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, Usag
 from kmq_spark.wire import coordination_pb2
 from kmq_spark.wire.coordination import decode_record, encode_record
 from kmq_spark.wire.coordination_log import GroupLog
-from tests.unit.coordination_memory import GROUP, JOIN, Partition, Process, T, pass_time
+from tests.unit.coordination_memory import GROUP, Partition, Process, T, pass_time
 from tests.unit.coordination_story import facts
 
 if TYPE_CHECKING:
@@ -74,21 +72,6 @@ def test_join_ends_when_a_later_join_was_read_back(partition: Partition) -> None
     joining.join(30)
     assert [answer.ignored for answer in answers if answer is not None] == [[]]
     assert types(partition) == [RecordType.JOIN, *[RecordType.HEARTBEAT] * (len(partition.records) - 1)]
-
-
-def test_join_is_refused_where_a_later_one_is(partition: Partition) -> None:
-    """The first JOIN is lost. The second one is the answer: the client id is in use."""
-    first, second = Process(partition, "a"), Process(partition, "a", 2)
-    first.join()
-    second.channel.can_write = False
-    second.send_join()
-    second.channel.lose()
-    second.channel.can_write = True
-    second.session._answers[JOIN] = None
-    pass_time(partition, T + T / 10, first, second)
-    answer = second.session._answers[JOIN]
-    assert answer is not None
-    assert answer.ignored == [Ignored.CLIENT_ID_IN_USE]
 
 
 def test_refused_join_is_tried_again_after_t(partition: Partition) -> None:
@@ -253,19 +236,6 @@ def test_leader_spreads_tasks_and_its_successor_goes_on(partition: Partition, pa
     assert {task.client_id for task in tasks.values()} == {"b"}
 
 
-def test_assignment_that_was_lost_is_written_again(partition: Partition, pair: tuple[Process, Process]) -> None:
-    """After T."""
-    first, second = pair
-    first.channel.can_write = False
-    second.session.send(RecordType.ADD_TASK, resource="t")
-    first.session.turn()
-    first.channel.lose()
-    first.channel.can_write = True
-    second.session.send(RecordType.ADD_TASK, resource="u")
-    pass_time(partition, 2 * T, first, second)
-    assert {task.client_id for task in first.session.world.tasks.values()} == {"a", "b"}
-
-
 def test_leader_writes_snapshots_from_which_a_reader_may_begin(
     partition: Partition, pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,13 +265,10 @@ def written(kind: RecordType, client_id: str, instance: str, **fields: Any) -> b
 
 HOSTILE = {
     "epoch from the future": (written(RecordType.RELEASE, "a", "a1", resource="r", epoch=FAR), Ignored.FUTURE_EPOCH),
-    "generation from the future": (written(RecordType.ASSIGN, "a", "a1", generation=FAR), Ignored.FUTURE_GENERATION),
     "ASSIGN of a member that does not lead": (written(RecordType.ASSIGN, "b", "b1", generation=1), Ignored.NOT_LEADER),
     "CLAIM of an unknown member": (written(RecordType.CLAIM, "z", "z1", resource="s"), Ignored.UNKNOWN_MEMBER),
     "CLAIM of a second process": (written(RecordType.CLAIM, "a", "a2", resource="s"), Ignored.OTHER_INSTANCE),
-    "JOIN of a second process": (written(RecordType.JOIN, "a", "a2", heartbeat_ms=T), Ignored.CLIENT_ID_IN_USE),
     "no protobuf": (b"\xff" * 40, Ignored.UNREADABLE),
-    "a megabyte": (b"\x00" * 1_048_576, Ignored.UNREADABLE),
 }
 
 
@@ -350,25 +317,6 @@ def test_channel_that_failed_ends_the_session(partition: Partition, pair: tuple[
     partition.now_ms += T
     first.session.turn()
     assert len(partition.records) == beats
-
-
-def test_session_that_has_failed_holds_nothing(pair: tuple[Process, Process]) -> None:
-    """Not even while its claims are ended one after the other: other threads see the failure by then."""
-    first, _ = pair
-    claims = [first.held("r"), first.held("s")]
-    seen: list[bool] = []
-
-    class Look(logging.Handler):
-        def emit(self, _: logging.LogRecord) -> None:
-            seen.extend(claim.is_held for claim in claims)
-
-    look = Look()
-    session_module.logger.addHandler(look)
-    try:
-        first.session.fail(FencedError("taken over"))
-    finally:
-        session_module.logger.removeHandler(look)
-    assert seen == [False] * 6
 
 
 def test_paused_group_ends_holds_and_grants_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:

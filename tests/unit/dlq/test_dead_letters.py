@@ -16,7 +16,6 @@ from kmq_spark.core.markers import MessageId, OffsetRange
 from kmq_spark.dlq.filter import DeadLetterFilter, parse_id
 from kmq_spark.dlq.redrive import BY_KEY, redriven_record
 from kmq_spark.errors import ConfigError
-from kmq_spark.inspection.spans import instant
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.wire.dead_letter import DeadLetter, dead_letter_of
 from kmq_spark.wire.headers import (
@@ -80,11 +79,6 @@ def test_what_cannot_be_redriven_says_why(headers: Headers, value: bytes | None,
     assert message in letter(headers, key=None, value=value).problem
 
 
-def test_tombstone_can_be_redriven() -> None:
-    """A message without key and value is a message, where the tracker has read it."""
-    assert letter(key=None, value=None).problem == ""
-
-
 @given(st.lists(st.tuples(st.sampled_from([ORIGIN, DLQ_PARTITION, "__dlq.errors.topic", "a"]), st.binary())))
 def test_hostile_headers_become_a_value(headers: Headers) -> None:
     assert letter(headers).id == "0:3"
@@ -96,18 +90,11 @@ def test_hostile_headers_become_a_value(headers: Headers) -> None:
     ("where", "is_meant"),
     [
         ({"reason": "after 5"}, True),
-        ({"reason": "after 6"}, False),
         ({"reason": "time*s"}, True),
-        ({"reason": "time*x"}, False),
         ({"reason": "timeout after ? s"}, True),
-        ({"reason": "[t]ime*"}, False),
         ({"key": "k"}, True),
-        ({"key": b"k"}, True),
         ({"key": "K"}, False),
-        ({"key": ""}, False),
         ({"origin": "1:7"}, True),
-        ({"origin": "1:8"}, False),
-        ({"logical_queue": "emails"}, False),
         ({"dead_before": datetime(1970, 1, 1, 0, 0, 6, tzinfo=UTC)}, True),
         ({"dead_before": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}, False),
         ({"dead_after": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}, True),
@@ -123,10 +110,7 @@ def test_filter_means_those_for_which_every_part_holds(where: dict[str, Any], is
     ("where", "message"),
     [
         ({"reason": ""}, "filter reason is not allowed: got ''"),
-        ({"logical_queue": 7}, "filter logical_queue is not allowed: got 7"),
-        ({"key": 7}, "filter key is not allowed: got 7"),
         ({"origin": "7"}, "id of a dead letter is not allowed: got '7'"),
-        ({"dead_before": 5}, "filter dead_before is not allowed: got 5; expected an aware datetime"),
         ({"dead_after": datetime(2026, 1, 1)}, "expected an aware datetime; give it a tzinfo"),  # noqa: DTZ001  # wrong
         (dict.fromkeys(("dead_after", "dead_before"), datetime(2026, 1, 1, tzinfo=UTC)), "filter can match nothing"),
         ({}, "the filter is empty"),
@@ -138,9 +122,7 @@ def test_filter_that_is_a_mistake_is_reported(where: Any, message: str) -> None:
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "0:", ":1", "-1:0", "0:-1", "0:1:2", "99999:0", "0:999999999999999", "a:b", 7]
-)
+@pytest.mark.parametrize("text", [":1", "0:-1", "99999:0", "a:b", 7])
 def test_id_that_is_none_is_refused(text: Any) -> None:  # noqa: ANN401  # mistakes of every type
     with pytest.raises(ConfigError, match="id of a dead letter is not allowed"):
         parse_id(text)
@@ -187,11 +169,6 @@ def test_json_distinguishes_text_and_bytes() -> None:
     assert (found["key_hex"], found["value"], found["value_is_cut"], found["value_bytes"]) == ("ff", "0xf", True, 4)
     assert "key" not in found
     assert found["headers"][0] == {"name": "kmq-delivery-count", "value": "5"}
-
-
-def test_instants_are_read_by_people() -> None:
-    assert instant(1_000) == "1970-01-01 00:00:01.000Z"
-    assert (instant(None), instant(-1), instant(2**62)) == ("-", "-", "-")
 
 
 def test_what_is_done_with_is_counted_from_an_offset_on() -> None:

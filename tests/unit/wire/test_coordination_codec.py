@@ -13,11 +13,8 @@ from kmq_spark.core.coordination.records import (
     FIELDS,
     MAX_ENTRIES,
     MAX_HEARTBEAT_MS,
-    MAX_INSTANCE_CHARS,
-    MAX_METADATA_BYTES,
     MAX_NAME_CHARS,
     MAX_OFFSET,
-    MAX_PART_BYTES,
     MAX_PAUSE_MS,
     MAX_RECORD_BYTES,
     MIN_HEARTBEAT_MS,
@@ -26,7 +23,6 @@ from kmq_spark.core.coordination.records import (
     Record,
     RecordType,
     SnapshotPart,
-    is_group,
 )
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
 from kmq_spark.wire import coordination_pb2
@@ -175,26 +171,13 @@ def bytes_of(kind: int, **fields: object) -> bytes:
 
 REFUSED: dict[str, tuple[bytes | None, str]] = {
     "no value": (None, "the record has no value"),
-    "empty value": (b"", "the record is empty"),
     "no protobuf": (b"\xff\xff\xff", "got 3 bytes that are no Coordination message"),
-    "text that is not UTF-8": (b"\x10\x03\x1a\x01\xff", "got 5 bytes that are no Coordination message"),
     "large record": (
         b"\x32" + bytes(MAX_RECORD_BYTES),
         "the record is too large: got 1000001 bytes; expected 1 to 1000000",
     ),
-    "no type": (bytes_of(0), "a record without type: got 0; expected 1 to 14"),
     "no client id": (bytes_of(3, client_id=""), "LEAVE: client id is empty: got ''; expected 1 to 255 characters"),
-    "long client id": (bytes_of(3, client_id="c" * 300), "LEAVE: client id is too long: got 300 characters ('ccc"),
     "control character": (bytes_of(3, client_id="a\nb"), "LEAVE: client id has a control character: got 'a\\nb'"),
-    "large sequence": (bytes_of(3, sequence=2**63), "LEAVE: sequence is out of bounds: got 9223372036854775808"),
-    "large metadata": (
-        bytes_of(1, heartbeat_ms=2_000, metadata=bytes(MAX_METADATA_BYTES + 1)),
-        "JOIN: metadata is too large: got 4097 bytes; expected 0 to 4096",
-    ),
-    "short interval": (
-        bytes_of(1, heartbeat_ms=99),
-        "JOIN: heartbeat interval in ms is out of bounds: got 99; expected 100 to 60000",
-    ),
     "many positions": (
         bytes_of(2, positions=[{"resource": "r"}] * (MAX_ENTRIES + 1)),
         "HEARTBEAT: too many positions: got 10001; expected 0 to 10000",
@@ -203,30 +186,10 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
         bytes_of(2, positions=[{"resource": "r", "epoch": -1}]),
         "HEARTBEAT: epoch is out of bounds: got -1; expected 0 to 9223372036854775807",
     ),
-    "negative position": (
-        bytes_of(2, positions=[{"resource": "r", "position": -1}]),
-        "HEARTBEAT: position is out of bounds: got -1",
-    ),
-    "messages up to nowhere": (
-        bytes_of(6, resource="r"),
-        "CLAIM_MESSAGES: position is missing: got None; expected 0 to the end of the messages",
-    ),
-    "no pause": (bytes_of(7), "PAUSE_GROUP: pause in ms is out of bounds: got 0; expected 1 to 604800000"),
-    "drain without member": (bytes_of(12), "DRAIN: member is empty"),
-    "assignment of no task": (bytes_of(13, assignments=[{"client_id": "a"}]), "ASSIGN: task is empty"),
-    "negative generation": (bytes_of(13, generation=-1), "ASSIGN: generation is out of bounds: got -1"),
     "no snapshot": (bytes_of(14), "SNAPSHOT: snapshot is missing: got None; expected a part of a snapshot"),
-    "snapshot of the past": (
-        bytes_of(14, snapshot={"as_of": -1, "parts": 1}),
-        "SNAPSHOT: as_of is out of bounds: got -1",
-    ),
     "part past the last one": (
         bytes_of(14, snapshot={"as_of": 1, "part": 2, "parts": 2}),
         "SNAPSHOT: part is out of bounds: got 2; expected 0 to 1",
-    ),
-    "large part": (
-        bytes_of(14, snapshot={"as_of": 1, "parts": 1, "data": bytes(MAX_PART_BYTES + 1)}),
-        "SNAPSHOT: part of a snapshot is too large: got 524289 bytes; expected 0 to 524288",
     ),
 }
 
@@ -256,19 +219,10 @@ def test_record_of_a_later_build_differs_from_a_malformed_one(value: bytes, find
     assert str(caught.value).startswith(f"cannot read coordination record: {finding}; upgrade every member")
 
 
-def test_names_of_any_alphabet_are_accepted() -> None:
-    """The bound counts characters; what is refused does not depend on a table of Unicode."""
-    for name in ("é" * MAX_NAME_CHARS, "日本", "\u2028"):
-        record = Record(RecordType.CLAIM, name, "i" * MAX_INSTANCE_CHARS, resource=name)
-        assert decode_record(encode_record(record)) == record
-
-
 @pytest.mark.parametrize(
     ("record", "finding"),
     [
         (Record(RecordType.CLAIM, "a", "i", resource="r" * 300), "cannot write CLAIM: resource is too long: got 300"),
-        (Record(RecordType.LEAVE, "\ud800", "i"), "cannot write LEAVE: client id has a control character"),
-        (Record(RecordType.SNAPSHOT, "a", "i"), "cannot write SNAPSHOT: snapshot is missing"),
         (
             Record(
                 RecordType.HEARTBEAT,
@@ -279,19 +233,10 @@ def test_names_of_any_alphabet_are_accepted() -> None:
             "cannot write HEARTBEAT: the record is too large: got 1032008 bytes",
         ),
     ],
-    ids=["name", "surrogate", "snapshot", "size"],
+    ids=["name", "size"],
 )
 def test_record_that_no_reader_accepts_is_not_written(record: Record, finding: str) -> None:
     """The caller gets the error, not the readers."""
     with pytest.raises(MalformedRecordError) as caught:
         encode_record(record)
     assert str(caught.value).startswith(finding)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("fleet-1.a_b", True), ("", False), ("g" * 201, False), ("a/b", False), (b"fleet", False)],
-)
-def test_groups_are_named_like_queues(name: object, expected: bool) -> None:  # noqa: FBT001  # the expectation
-    """They reach labels of metrics and names of consumer groups."""
-    assert is_group(name) is expected
