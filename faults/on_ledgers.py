@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 COMMIT_TIMEOUT_S = 60.0
 VACUUM_HOURS = 168
+FOLDER = "KMQ_LEDGER__DIR"
 
 PLACES = {
     "markers": ("marker_partition", "marker_offset", "range_index"),
@@ -39,9 +41,9 @@ PATTERNS = {"data written": "*/*/*.parquet", "Delta's commit": "*/_delta_log/*.j
 def _ledger(stage: Stage, *options: str) -> Child:
     """Start `kmq ledger run`."""
     command = kmq("ledger", "run", stage.queue, "--events", "--bootstrap-server", stage.bootstrap_servers)
-    command += ["--ledger-dir", str(stage.folder / "ledger"), "--driver-memory", "512m", *options]
-    settings = {"KMQ_LEDGER__TRIGGER_INTERVAL_MS": "500"}
-    child = Child(command, stage.folder, f"ledger-{time.time_ns()}", environment=settings)
+    command += ["--driver-memory", "512m", *options]
+    environment = {"KMQ_LEDGER__INTERVAL": "0.5", FOLDER: str(stage.folder / "ledger")}
+    child = Child(command, stage.folder, f"ledger-{time.time_ns()}", environment=environment)
     stage.children.append(child)
     return child
 
@@ -109,7 +111,7 @@ def _must_be_whole(stage: Stage) -> None:
 
     A marker has a row for each of its ranges, so a TICK has none; an unreadable one has one row.
     """
-    last = _ledger(stage, "--trigger", "available-now")
+    last = _ledger(stage, "--once")
     if last.wait(READY_TIMEOUT_S) != 0:
         stage.fail(f"I10: the ledger did not write what is there: {last.exit_code}, {last.last_words()}")
         last.kill()
@@ -137,8 +139,9 @@ def _must_be_whole(stage: Stage) -> None:
 
 def _must_count_as_the_log(stage: Stage, dump: Dump) -> None:
     """I10: the ledger's totals are those of the log: a lease ends by the first END behind its START."""
-    command = kmq("ledger", "show", "totals", "--ledger-dir", str(stage.folder / "ledger"), "-o", "json")
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = {**os.environ, FOLDER: str(stage.folder / "ledger")}
+    command = kmq("ledger", "show", "totals", "-o", "json")
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     (totals,) = json.loads(shown.stdout)
     expected: Counter[str] = Counter(
         sent=sum(record.previous is None for record in dump.messages),

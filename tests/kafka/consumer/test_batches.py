@@ -207,19 +207,6 @@ def test_result_that_is_no_mapping_ends_the_run_and_gives_the_batch_back(queue: 
     assert (covered(release), release.never_handed_out) == ([0, 1], True)
 
 
-def test_lease_that_is_lost_before_the_ack_is_told_and_what_was_redelivered_comes_again(queue: Queue) -> None:
-    queue.send(*"abc")
-    with consumer_of(queue, max_lease=1, lease=1) as consumer:
-        batch = receive(consumer, 3)
-        batch.ack([0])
-        consumer.flush()
-        time.sleep(1.5)
-        track(queue)
-        with pytest.raises(LeaseLostError, match="leases of 2 of 3 messages of the batch are lost: the lease ran out"):
-            batch.ack()
-    assert drained(queue) == {b"b": 1, b"c": 1}
-
-
 def test_drain_gives_unseen_batches_back_uncounted(queue: Queue) -> None:
     queue.send(*map(str, range(40)))
     consumer = consumer_of(queue)

@@ -88,23 +88,6 @@ def test_acks_are_gathered_into_one_end(queue: Queue, monkeypatch: pytest.Monkey
         assert consumer.in_flight_count == 2
 
 
-def test_ack_from_other_threads_is_written(queue: Queue) -> None:
-    queue.send(*map(str, range(200)))
-    with consumer_of(queue) as consumer:
-        messages = receive_all(consumer, 200)
-        threads = [
-            threading.Thread(target=lambda part=messages[number::4]: [each.ack() for each in part])
-            for number in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        consumer.flush()
-    ended = [offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker)]
-    assert sorted(ended) == list(range(200))
-
-
 def test_release_and_reject_write_their_markers(queue: Queue) -> None:
     queue.send(*"abcd")
     with consumer_of(queue) as consumer:
@@ -142,27 +125,6 @@ def test_keep_alive_holds_a_message_until_its_bound_and_then_lets_go(
     assert all(each.marker.redeliver_after_ms == 1_000 for each in renewals)
     # A second for the sweep, on a slow machine.
     assert renewals[-1].appended_at_ms + 1_000 <= start.appended_at_ms + 2_500 + 1_000
-    assert len(queue.markers(MarkerType.END)) == 1
-
-
-def test_keep_alive_covers_all_held_messages_with_one_record(queue: Queue) -> None:
-    queue.send(*"abcd")
-    with consumer_of(queue, lease=1) as consumer:
-        messages = receive_all(consumer, 2, max_messages=1) + receive_all(consumer, 2)
-        messages[1].ack()
-        assert wait_until(lambda: bool(queue.markers(MarkerType.KEEPALIVE)))
-        assert covered(queue.markers(MarkerType.KEEPALIVE)[0].marker) == [0, 2, 3]
-
-
-def test_late_ack_without_keep_alive_raises_and_writes_the_end(queue: Queue) -> None:
-    queue.send("a")
-    with consumer_of(queue, lease=1, max_lease=1) as consumer:
-        (message,) = receive_all(consumer, 1)
-        time.sleep(1.05)
-        with pytest.raises(LeaseLostError, match="the lease ran out"):
-            message.ack()
-        consumer.flush()
-    assert queue.markers(MarkerType.KEEPALIVE) == []
     assert len(queue.markers(MarkerType.END)) == 1
 
 

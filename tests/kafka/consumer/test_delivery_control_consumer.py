@@ -66,21 +66,6 @@ def test_consumer_never_holds_more_bytes_than_its_limit(queue: Queue, monkeypatc
     assert handed(queue) == [0, 1, 2, 3, 4]
 
 
-def test_message_larger_than_the_limit_is_held_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(queue, b"x" * 10)
-    write(queue, b"x" * 5_000)
-    write(queue, b"x" * 10)
-    monkeypatch.setattr(pipeline, "MAX_IN_FLIGHT_BYTES", 100)
-    with consumer_of(queue) as consumer:
-        sizes = []
-        for _ in range(3):
-            (message,) = receive_all(consumer, 1)
-            assert consumer.receive(5, timeout=0.1) == []
-            sizes.append(len(message.value or b""))
-            message.ack()
-    assert sizes == [10, 5_000, 10]
-
-
 def test_thousand_delayed_messages_are_deferred_in_few_markers_and_none_is_handed_out(queue: Queue) -> None:
     write(queue, *map(str, range(1_000)), delay_ms=60_000)
     write(queue, "now")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import struct
 import threading
 from typing import TYPE_CHECKING
@@ -128,25 +127,3 @@ def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(
     assert [place.offset for place in member.committed(positions, timeout=10)] == [7]
     again.close()
     member.close()
-
-
-@pytest.mark.parametrize("group_protocol", ["classic", "consumer"])
-def test_client_of_a_member_counts_as_one_with_coordinator(
-    queue: Queue, group_protocol: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the protocol of its group: otherwise each consumer would be replaced again and again."""
-    monkeypatch.setattr(membership, "STATISTICS_MS", 100)
-    states: list[str] = []
-    observe = membership.CoordinatorContact.observe
-
-    def note(contact: membership.CoordinatorContact, statistics: str) -> None:
-        states.append(json.loads(statistics)["cgrp"]["state"])
-        observe(contact, statistics)
-
-    monkeypatch.setattr(membership.CoordinatorContact, "observe", note)
-    queue.send("a")
-    with consumer_of(queue, extra={"group.protocol": group_protocol}) as consumer:
-        receive_all(consumer, 1)[0].ack()
-        joined = len(states)
-        assert wait_until(lambda: consumer.receive(1, timeout=0.2) == [] and len(states) > joined + 10)
-    assert set(states[joined + 1 : joined + 10]) == {"up"}

@@ -67,13 +67,6 @@ def test_lost_suspect_makes_room_for_others(queue: Queue) -> None:
         assert [each.value for each in consumer.receive(5, timeout=3_600)] == [b"a"]
 
 
-def test_isolation_can_be_turned_off(queue: Queue) -> None:
-    write(queue, "a")
-    write(queue, "mean", silent_count=9)
-    with consumer_of(queue, isolate_after=0) as consumer:
-        assert len(receive_all(consumer, 2)) == 2
-
-
 def test_run_handles_a_suspect_while_no_other_handler_runs(queue: Queue) -> None:
     write(queue, *map(str, range(20)))
     write(queue, "mean", silent_count=2)

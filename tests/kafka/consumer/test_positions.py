@@ -102,16 +102,6 @@ def test_offset_of_a_large_batch_waits_and_a_later_fetch_commits_it(queue: Queue
         assert wait_until(lambda: queue.committed() == {0: 3 * GATHER_FROM})
 
 
-def test_close_commits_gathered_offsets(queue: Queue) -> None:
-    queue.send(*"abc")
-    with consumer_of(queue) as consumer:
-        receive_all(consumer, 1)
-        never_due(consumer)
-        receive_all(consumer, 2)
-        assert queue.committed() == {0: 1}
-    assert queue.committed() == {0: 3}
-
-
 def test_revoked_partition_has_its_gathered_offset_committed_and_no_older_one_follows(queue: Queue) -> None:
     queue.send(*"abc")
     with consumer_of(queue) as consumer:

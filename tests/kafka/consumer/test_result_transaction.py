@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kmq_spark.core.markers import MarkerType
-from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.errors import LeaseLostError
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, wait_until
 from tests.kafka.consumer.test_delivery_control_consumer import deferrals
-from tests.kafka.producer.test_producer_options import set_retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,32 +147,6 @@ def test_message_is_kept_alive_while_its_commit_is_under_way(
     assert (seen(results), ended(queue)) == ([b"r"], [0])
 
 
-def test_settling_a_message_while_its_commit_is_under_way_is_an_error(
-    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue.send("a")
-    with consumer_of(queue) as consumer:
-        (message,) = receive_all(consumer, 1)
-        slow_down(consumer, monkeypatch, 0.6)
-        errors: list[str] = []
-
-        def release() -> None:
-            time.sleep(0.3)
-            try:
-                message.release()
-            except UsageError as error:
-                errors.append(str(error))
-
-        thread = threading.Thread(target=release)
-        thread.start()
-        with consumer.transaction() as tx:
-            tx.send(results.name, "r")
-            tx.ack(message)
-        thread.join()
-        assert errors == ["message 0:0 is already settled: got release after ack; settle a message once"]
-    assert queue.markers(MarkerType.KEEPALIVE) == []
-
-
 def test_close_waits_for_a_commit_that_is_under_way(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,29 +228,3 @@ def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
     due = {offsets[0]: due_at_ms for offsets, due_at_ms, _ in deferrals(by_transaction)}
     assert sorted(due) == [0, 1]
     assert 0 <= due[0] - (record.timestamp()[1] + 1_500) < 100
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"logical_queue": "a b"},
-        {"delay": 3_601},
-    ],
-    ids=str,
-)
-def test_bad_options_of_a_result_are_refused_as_a_producer_refuses_them(
-    queue: Queue, results: Queue, options: dict[str, Any]
-) -> None:
-    """The error is that of `QueueProducer`, and the block stays usable. The markers' retention limits delays, too."""
-    set_retention(results, f"{results.name}.markers", 3_600_000)
-    producer = QueueProducer(results.name, bootstrap_servers=queue.bootstrap_servers)
-    with producer, pytest.raises(ConfigError) as of_producer:
-        producer.send("r", **options)
-    with consumer_of(queue) as consumer, consumer.transaction() as tx:
-        with pytest.raises(ConfigError) as of_transaction:
-            tx.send(results.name, "r", **options)
-        tx.send(results.name, "good", delay=3_600)
-    # Milliseconds of an instant run on between the two.
-    messages = [re.sub(r"got \d{9,} ms", "got many ms", str(each.value)) for each in (of_producer, of_transaction)]
-    assert messages[0] == messages[1]
-    assert seen(results) == [b"good"]

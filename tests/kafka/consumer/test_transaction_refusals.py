@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kmq_spark.errors import (
-    ConfigError,
     KafkaClientError,
     TopicError,
     TransactionError,
@@ -63,20 +60,6 @@ def test_transaction_that_is_too_large_is_refused_while_it_is_recorded(queue: Qu
             for _ in range(2):
                 tx.send(results.name, bytes(1_000_000))
         tx.results.clear()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"value": 1}, "value of a result has the wrong type: expected bytes, str or None, got int"),
-        ({"value": "x", "headers": {"kmq-origin": "1:2"}}, "header name is reserved"),
-    ],
-)
-def test_wrong_result_is_refused_while_it_is_recorded(
-    queue: Queue, results: Queue, arguments: dict[str, Any], message: str
-) -> None:
-    with consumer_of(queue) as consumer, consumer.transaction() as tx, pytest.raises(ConfigError, match=message):
-        tx.send(results.name, **arguments)
 
 
 def test_misuse_of_a_block_is_reported(queue: Queue, results: Queue) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from kmq_spark.errors import ConfigError, KafkaClientError
-from kmq_spark.inspection.cluster import Cluster
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.producer.producer import QueueProducer
 
 pytestmark = pytest.mark.kafka
 
@@ -25,14 +23,6 @@ def test_reason_of_a_failed_handshake_is_in_the_error(bootstrap_servers: str) ->
     assert "SASL PLAIN mechanism handshake failed" in str(raised.value)
     assert "; set security.protocol, sasl.* and ssl.* in [kafka.extra] as the broker's listener" in str(raised.value)
     assert "secret-canary" not in str(raised.value)
-
-
-def test_reason_is_in_the_errors_of_producer_and_inspection(bootstrap_servers: str) -> None:
-    extra = {"security.protocol": "SSL"}
-    with pytest.raises(KafkaClientError, match="connecting to a PLAINTEXT broker listener"):
-        QueueProducer("orders", bootstrap_servers=bootstrap_servers, timeout=TIMEOUT_S, extra=extra)
-    with pytest.raises(KafkaClientError, match="connecting to a PLAINTEXT broker listener"):
-        Cluster(bootstrap_servers, TIMEOUT_S, extra).metadata()
 
 
 def test_broker_that_is_down_is_reported_by_the_connection_s_own_error() -> None:

@@ -14,7 +14,7 @@ import pytest
 from kmq_spark.consumer import worker
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
-from kmq_spark.errors import ConfigError, KafkaClientError
+from kmq_spark.errors import KafkaClientError
 from tests.kafka.conftest import Queue, stopped_if_it_hangs
 from tests.limits import COMES_S, ENDS_S
 
@@ -156,15 +156,6 @@ def test_system_exit_of_a_handler_ends_the_run(queue: Queue) -> None:
     with pytest.raises(SystemExit, match="3"):
         run(queue, lambda _message: sys.exit(3), 1, concurrency=2)
     assert len(queue.markers(MarkerType.KEEPALIVE)) == 1
-
-
-@pytest.mark.parametrize("options", [{"concurrency": 0}, {"drain_timeout": -1}])
-def test_value_out_of_bounds_is_refused(queue: Queue, options: dict[str, Any]) -> None:
-    with (
-        QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers) as consumer,
-        pytest.raises(ConfigError, match=f"{next(iter(options))} is out of bounds"),
-    ):
-        consumer.run(print, **options)
 
 
 PROGRAM = """

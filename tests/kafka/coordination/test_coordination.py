@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
@@ -261,14 +260,3 @@ def test_values_out_of_bounds_are_refused(make: Make, bootstrap_servers: str) ->
     with pytest.raises(ConfigError, match=r"heartbeat is out of bounds: got 0.099, 0.1 to 60 seconds"):
         Coordinator("g", bootstrap_servers=bootstrap_servers, heartbeat=0.099)
     held(member.claim("r"))
-
-
-def test_child_process_holds_nothing(make: Make) -> None:
-    """After a fork only the parent may act."""
-    member = make("a")
-    claim = held(member.claim("r"))
-    pid = os.fork()
-    if pid == 0:
-        os._exit(1 if claim.is_held else 0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    claim.check()

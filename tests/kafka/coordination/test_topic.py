@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from confluent_kafka.admin import (
@@ -17,7 +16,7 @@ from confluent_kafka.admin import (
 )
 
 from kmq_spark.coordination import Coordinator, channel, create_coordination_topic
-from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.errors import TopicError
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import T, held
 
@@ -47,13 +46,6 @@ def test_topic_that_does_not_exist_is_refused(bootstrap_servers: str) -> None:
     """It is not made by accident."""
     with pytest.raises(TopicError, match="coordination topic 'no-such-topic' does not exist"):
         Coordinator("g", bootstrap_servers=bootstrap_servers, topic="no-such-topic").join()
-
-
-@pytest.mark.parametrize("options", [{"retention": 59}, {"partitions": 0}])
-def test_topic_is_made_within_bounds(bootstrap_servers: str, options: dict[str, Any]) -> None:
-    """Before anything is asked of the broker."""
-    with pytest.raises(ConfigError):
-        create_coordination_topic(bootstrap_servers, topic="never-made", **options)
 
 
 def test_members_stop_when_the_topic_grows(bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_list_shows_what_each_producer_has_committed(queue: Queue) -> None:
     assert "0x00ff1b" in table
 
 
-@pytest.mark.parametrize("options", [[], ["--execute"]])
+@pytest.mark.parametrize("options", [["--execute"]])
 def test_unknown_producer_or_queue_is_an_error_that_says_where_to_look(queue: Queue, options: list[str]) -> None:
     result = kmq(queue.bootstrap_servers, "producer", "forget", queue.name, "unknown", *options)
     assert result.exit_code == 1
