@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.config import load_settings
 from kmq_spark.core.in_flight import ranges_of
 from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.kafka.queue_rules import checked_rules, read_rules, write_rules
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
@@ -83,10 +84,13 @@ class Bench:
         max_deliveries: int = 0,
         **settings: Any,  # of [tracker]
     ) -> Iterator[QueueTracker]:
-        """Run a tracker for the time of a block."""
+        """Run a tracker for the time of a block; *max_deliveries* is of a queue that has no rules yet."""
+        servers = self.broker.bootstrap_servers
+        if read_rules(queue.queue, bootstrap_servers=servers) is None:
+            rules = checked_rules({"max_deliveries": max_deliveries})
+            write_rules(queue.queue, rules, expected_version=0, bootstrap_servers=servers)
         flags: dict[str, dict[str, Any]] = {
             "kafka": {"bootstrap_servers": self.broker.bootstrap_servers},
-            "queue": {"max_deliveries": max_deliveries},
             "tracker": {"checkpoint_dir": str(self.folder), **settings},
         }
         tracker = QueueTracker(self.spark, queue.queue, load_settings(None, flags))

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from faults.copies import copy_differences, expires_at_ms, letter_differences, size_of, time_to_live_ms
 from faults.evidence import TRACKER, WORKER, Evidence, Verdict, Violation
 from faults.hands import check_consumers
-from faults.oracle import BY_TRACKER, Decided, Oracle, covered
+from faults.oracle import Decided, Oracle, covered, is_by_a_tracker
 from faults.waits import Quiet, Wait, stalls, too_late
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from faults.evidence import Process, Reported
     from faults.topics import Dump, Record
@@ -63,6 +63,7 @@ class Ended(NamedTuple):
     rules: QueueRules
     decided: Decided | None
     wrong: str = ""
+    intruder: str = ""
 
 
 @dataclass(slots=True)
@@ -76,52 +77,54 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Followed:
-    """
-    One markers partition, read by the oracle to its end: ENDs of trackers, STARTs as marker offset and delivery count.
-
-    Of the messages in `said` a consumer said something between a decision and its END: a tracker counts either way.
-    """
+    """One markers partition, read to its end: ENDs of trackers, STARTs as marker offset and delivery count."""
 
     oracle: Oracle
     ends: list[Ended] = field(default_factory=list)
     starts: defaultdict[MessageId, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    said: set[MessageId] = field(default_factory=set)
     found: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class _Sessions:
-    """Which tracker decides where in a markers partition, and which decisions it has carried out."""
+class _Terms:
+    """Which term is in force where in a markers partition, and which decisions it has carried out."""
 
     def __init__(self, evidence: Evidence, partition: int, log: Sequence[LoggedMarker]) -> None:
-        self.begins = [session.decides_from.get(partition, 0) for session in evidence.sessions] or [0]
-        trackers, injected = evidence.trackers, evidence.dump.injected
+        self._begins, self._terms = [-1], [0]
         self._ends: defaultdict[MessageId, list[int]] = defaultdict(list)
         self.written: set[int] = set()
         for offset, _, marker in log:
-            if marker is not None and marker.type is MarkerType.END:
-                is_expired = marker.outcome is Outcome.EXPIRED and marker.consumer_id in trackers
-                if marker.outcome in BY_TRACKER or (is_expired and (partition, offset) not in injected):
-                    self.written.add(offset)
-                    for message in covered(marker):
-                        self._ends[message].append(offset)
+            if marker is None:
+                continue
+            if marker.type is MarkerType.TERM and marker.term != self._terms[-1]:
+                self._begins.append(offset)
+                self._terms.append(marker.term)
+            if is_by_a_tracker(marker) and (partition, offset) not in evidence.dump.injected:
+                self.written.add(offset)
+                for message in covered(marker):
+                    self._ends[message].append(offset)
 
     def of(self, offset: int) -> int:
-        """Return the number of the session in which a marker offset lies."""
-        return max(0, bisect_right(self.begins, offset) - 1)
+        """Return the number of the term in which a marker offset lies."""
+        return bisect_right(self._begins, offset) - 1
 
     def decides(self, message: MessageId, tick: int) -> bool:
-        """Return whether the session of a TICK carried a decision out; if not it ended before, and decided nothing."""
+        """Return whether the term of a TICK carried a decision out; if not it ended before, and decided nothing."""
         ends = self._ends.get(message, [])
         at = bisect_left(ends, tick)
         return at < len(ends) and self.of(ends[at]) == self.of(tick)
+
+    def intruder(self, offset: int, term: int) -> str:
+        """Return what is wrong with the term that an END of a tracker names; empty for nothing."""
+        in_force = self._terms[self.of(offset)]
+        return "" if term == in_force else f"in term {term}, and term {in_force} is in force there"
 
 
 def follow(evidence: Evidence, partition: int) -> Followed:
     """Read a markers partition, and match each END of a tracker with the decision that it carries out."""
     log = evidence.dump.markers[partition]
-    sessions = _Sessions(evidence, partition, log)
-    found = Followed(Oracle(evidence.rules, decide_from=min(sessions.begins), decides=sessions.decides))
+    terms = _Terms(evidence, partition, log)
+    found = Followed(Oracle(evidence.rules, decides=terms.decides))
     # A transaction ends where an offset is missing: its commit has taken it.
     commits = [other.marker_offset for one, other in pairwise(log) if other.marker_offset > one.marker_offset + 1]
     order: defaultdict[int, _Order] = defaultdict(_Order)
@@ -131,16 +134,18 @@ def follow(evidence: Evidence, partition: int) -> Followed:
         offset, at_ms, marker = logged
         for message in covered(marker) if marker is not None and marker.ranges else ():
             assert marker is not None
-            if offset in sessions.written:
+            if offset in terms.written:
                 one, wrong = waiting.pop(message, None), ""
                 if one is None:
                     wrong = "I3" if message in acked else "I7" if message in found.oracle.in_flight else "I4"
                 else:
-                    late = order[sessions.of(offset)].is_passed(one, bisect_right(commits, offset))
+                    late = order[terms.of(offset)].is_passed(one, bisect_right(commits, offset))
                     wrong = "I3" if late else ""
                     _note_said(evidence, partition, logged, one, found)
                 decided = None if one is None or wrong else one.decided
-                found.ends.append(Ended(partition, offset, at_ms, message, marker, found.oracle.rules, decided, wrong))
+                intruder = terms.intruder(offset, marker.term)
+                rules = found.oracle.rules
+                found.ends.append(Ended(partition, offset, at_ms, message, marker, rules, decided, wrong, intruder))
                 acked.discard(message)
                 continue
             if marker.type is MarkerType.START:
@@ -148,7 +153,6 @@ def follow(evidence: Evidence, partition: int) -> Followed:
                 acked.discard(message)
             if message in waiting:
                 _hear(waiting[message], offset, marker)
-                found.said.add(message)
             elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
                 found.counts["late_acks"] += message not in found.oracle.in_flight
                 acked.add(message)
@@ -159,7 +163,7 @@ def follow(evidence: Evidence, partition: int) -> Followed:
 
 @dataclass(slots=True)
 class _Order:
-    """How far a session has decided: its transactions follow the order of the log."""
+    """How far a term has decided: its transactions follow the order of the log."""
 
     transaction: int = -1
     settled: int = 0
@@ -237,7 +241,7 @@ def check(evidence: Evidence) -> Verdict:
     _check_senders(evidence, injected, verdict)
     check_consumers(evidence, messages, verdict)
     for partition, reported in evidence.reported.items():
-        for what in _miscounts(evidence, partition, reported, followed.get(partition)):
+        for what in _miscounts(evidence, dump.markers.get(partition, []), reported):
             verdict.add("I10", f"markers partition {partition}: {what}")
     for process in evidence.processes:
         verdict.add_all(_process_faults(evidence, process))
@@ -267,7 +271,7 @@ def _check_end(evidence: Evidence, end: Ended, source: Record | None, verdict: V
     is_injected = (end.partition, end.offset) in evidence.dump.injected
     where = f"{end.marker.outcome.name} of {end.message} at marker {end.offset}"
     if not is_injected:
-        _check_writer(evidence.sessions, end, verdict)
+        _check_writer(evidence, end, verdict)
     if end.decided is None:
         if not is_injected:
             is_letter = end.marker.outcome is Outcome.DEAD_LETTERED
@@ -288,19 +292,14 @@ def _due_ms(evidence: Evidence, end: Ended) -> int:
     return max(began_ms + lease.held_ms, lease.due_at_ms)
 
 
-def _check_writer(sessions: Sequence[Any], end: Ended, verdict: Verdict) -> None:
-    """I12: a tracker of this queue, and nothing of an older one where a newer one decides."""
+def _check_writer(evidence: Evidence, end: Ended, verdict: Verdict) -> None:
+    """I12: a tracker of this queue, in the newest term of the log below."""
     writer = end.marker.consumer_id
     where = f"{writer!r} wrote marker {end.offset} of partition {end.partition}"
-    numbers = [number for number, session in enumerate(sessions) if session.tracker_id == writer]
-    if not numbers:
+    if writer not in evidence.trackers:
         verdict.add("I12", f"{where}, and is no tracker of this queue")
-        return
-    newer = [session.decides_from.get(end.partition, 0) for session in sessions[numbers[-1] + 1 :]]
-    if newer and end.offset >= min(newer):
-        verdict.add("I12", f"{where} after a newer tracker took over")
-    if end.offset < sessions[numbers[0]].decides_from.get(end.partition, 0):
-        verdict.add("I12", f"{where} before it took over")
+    elif end.intruder:
+        verdict.add("I12", f"{where} {end.intruder}")
 
 
 def cause_of(reason: str) -> str:
@@ -498,52 +497,22 @@ def _first_copies(dump: Dump, injected: set[MessageId]) -> dict[str, list[Record
     return found
 
 
-def _miscounts(evidence: Evidence, partition: int, reported: Reported, followed: Followed | None) -> Iterator[str]:
-    """
-    I10: yield where a tracker's own counts differ from the log's.
-
-    What a consumer says between the TICK that decides and the tracker's END, a tracker that had decided ignores, and
-    one that reads that part of the log again counts. Of such a message either is right.
-    """
+def _miscounts(evidence: Evidence, log: Sequence[LoggedMarker], reported: Reported) -> Iterator[str]:
+    """I10: yield where a tracker's own counts differ from the log's."""
     counts = {"in_flight": reported.in_flight, **reported.counters}
     ended = sum(counts[name] for name in COUNTED[1:])
     if counts["started"] != ended:
         yield f"the tracker counts {counts['started']} started, {ended} accounted for"
-    log = evidence.dump.markers.get(partition, [])
-    sessions = _Sessions(evidence, partition, log)
-    apart: set[MessageId] = set()
-    if followed is not None:
-        unread = {end.message for end in followed.ends if _is_either(end, reported.next_marker_offset)}
-        apart = followed.said | unread
-
-    def read(decides: Callable[[MessageId, int], bool]) -> Oracle:
-        oracle = Oracle(evidence.rules, decide_from=min(sessions.begins), decides=decides)
-        oracle.read(one for one in log if one.marker_offset < reported.begins_at)
-        # Its state began here: it knows the rules and the clock, and of no lease.
-        oracle.counts, oracle.in_flight, oracle.decided = Counter(), {}, {}
-        oracle.counts_of = {message: Counter() for message in apart}
-        oracle.read(one for one in log if reported.begins_at <= one.marker_offset < reported.next_marker_offset)
-        oracle.counts["in_flight"] = len(oracle.in_flight)
-        for message, own in oracle.counts_of.items():
-            own["in_flight"] = int(message in oracle.in_flight)
-        return oracle
-
-    one, other = read(sessions.decides), read(lambda _message, _tick: False)
+    oracle = Oracle(evidence.rules)
+    oracle.read(one for one in log if one.marker_offset < reported.begins_at)
+    # Its state began here: it knows the rules and the clock, and of no lease.
+    oracle.counts, oracle.in_flight = Counter(), {}
+    oracle.read(one for one in log if reported.begins_at <= one.marker_offset < reported.next_marker_offset)
+    oracle.counts["in_flight"] = len(oracle.in_flight)
     for name in COUNTED:
-        pairs = [(one.counts_of[message][name], other.counts_of[message][name]) for message in apart]
-        sure = one.counts[name] - sum(mine for mine, _ in pairs)
-        least, most = sure + sum(map(min, pairs)), sure + sum(map(max, pairs))
-        if not least <= counts[name] <= most:
-            expected = str(least) if least == most else f"{least} to {most}"
-            yield f"the tracker counts {counts[name]} {name}, the log {expected} below {reported.next_marker_offset}"
-
-
-def _is_either(end: Ended, read_to: int) -> bool:
-    """Return whether a tracker ended otherwise what it had decided (a payload was gone), or has not read that END."""
-    if end.decided is None:
-        return False
-    expected = Outcome.DEAD_LETTERED if end.decided.is_dead else Outcome.REDELIVERED
-    return end.marker.outcome is not expected or end.decided.tick < read_to <= end.offset
+        if oracle.counts[name] != counts[name]:
+            found = f"the log {oracle.counts[name]} below {reported.next_marker_offset}"
+            yield f"the tracker counts {counts[name]} {name}, {found}"
 
 
 def _process_faults(evidence: Evidence, process: Process) -> Iterator[Violation]:

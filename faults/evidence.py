@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.oracle import NO_RULES
 from faults.topics import Dump
 from faults.waits import Bounds, Wait
+from kmq_spark.core.policy import DEFAULT_RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kmq_spark.core.policy import QueueRules
 
@@ -46,13 +46,6 @@ class Verdict:
         self.violations += violations
 
 
-class Session(NamedTuple):
-    """A tracker between taking over a queue and losing it: TICKs below `decides_from` decide nothing for it."""
-
-    tracker_id: str
-    decides_from: Mapping[int, int]
-
-
 class Reported(NamedTuple):
     """What the last tracker said of a markers partition as it ended; its state began at marker `begins_at`."""
 
@@ -82,7 +75,7 @@ class Evidence:
     What a verdict on a queue is made from.
 
     Attributes:
-        sessions: The trackers that took over, in their order.
+        trackers: Ids of the trackers that took over.
         rules: In force before the first RULES marker.
         injections: None where nothing needs to be injected.
         reported: By markers partition; empty where the last tracker was killed.
@@ -91,8 +84,8 @@ class Evidence:
 
     dump: Dump
     events: Sequence[Mapping[str, Any]]
-    sessions: Sequence[Session] = ()
-    rules: QueueRules = NO_RULES
+    trackers: Collection[str] = ()
+    rules: QueueRules = DEFAULT_RULES
     bounds: Bounds = field(default_factory=Bounds)
     processes: Sequence[Process] = ()
     injections: int | None = None
@@ -100,13 +93,11 @@ class Evidence:
     is_drained: bool = True
     checkpoint_mib: int = 0
 
-    trackers: set[str] = field(init=False)
     ended: set[str] = field(init=False)
     _ahead_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up what is asked often."""
-        self.trackers = {session.tracker_id for session in self.sessions}
         self.ended = {str(event.get("actor", "")) for event in self.events if event["event"] == "ended"}
         clocks = (one["wall"] - one["monotonic"] for one in self.events if one.get("actor") == INJECTOR)
         self._ahead_s = next(clocks, 0.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from faults.load import finished_messages, messages_in_flight, write
-from faults.oracle import BY_TRACKER
+from faults.oracle import is_by_a_tracker
 from faults.stage import CALM, Stage
 from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_MESSAGES_PER_MARKER, Marker, MarkerType, OffsetRange, Outcome
 from kmq_spark.wire.codec import encode_marker
@@ -115,7 +115,7 @@ def _log_again(stage: Stage) -> None:
         ours = [one.marker for one in log if one.marker is not None and one.marker.ranges]
         begin = stage.random.randrange(max(1, len(ours) - 20))
         for marker in ours[begin : begin + 20]:
-            if marker.outcome not in BY_TRACKER:
+            if not is_by_a_tracker(marker):
                 write(stage, marker, partition)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.core.backoff import BackoffKind
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome, Release
-from kmq_spark.core.policy import QueueRules
+from kmq_spark.core.policy import DEFAULT_RULES, QueueRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +25,7 @@ LONGEST_STEP_MS = 1_000
 """While the broker's clock is behind, a longer gap between two records does not count as time."""
 
 ERROR_CHARS = 300
-BY_TRACKER = frozenset({Outcome.REDELIVERED, Outcome.DEAD_LETTERED})
-"""Outcomes that only a tracker writes."""
-
-NO_RULES = QueueRules(version=1, max_deliveries=0)
+MOST_DECISIONS_OF_A_TICK = 10_000
 
 
 @dataclass(slots=True)
@@ -85,8 +82,7 @@ class Oracle:
 
     Args:
         rules: In force before the first RULES marker.
-        decide_from: TICKs below this marker offset decide nothing.
-        most: Largest number of messages that a TICK decides.
+        term: The newest term before the first TERM marker; 0 for none.
         decides: Whether a due message is decided at a TICK. In the log of a real tracker it is not where that
             tracker ended before it could carry the decision out.
     """
@@ -95,18 +91,15 @@ class Oracle:
         self,
         rules: QueueRules | None = None,
         *,
-        decide_from: int = 0,
-        most: int = 10_000,
+        term: int = 0,
         decides: Callable[[MessageId, int], bool] = lambda _message, _tick: True,
     ) -> None:
-        self.rules = rules or NO_RULES
+        self.rules = rules or DEFAULT_RULES
         self.in_flight: dict[MessageId, Lease] = {}
-        self.decided: dict[MessageId, Lease] = {}
+        self.marked: set[MessageId] = set()  # decided in this term, and no END of a tracker read since
         self.counts: Counter[str] = Counter()
-        self.counts_of: dict[MessageId, Counter[str]] = {}
         self.clock_ms = self.appended_at_ms = self.next_offset = 0
-        self.decide_from, self._most, self._decides = decide_from, most, decides
-        self._decided_at = -1
+        self.term, self.term_by, self._decides = term, "", decides
         self._earliest_ms: float = math.inf
 
     @property
@@ -131,7 +124,9 @@ class Oracle:
         elif marker.type is MarkerType.RULES:
             self.rules = marker.rules or self.rules
         elif marker.type is MarkerType.TICK:
-            return self._tick(offset)
+            return self._tick(offset, marker.term)
+        elif marker.type is MarkerType.TERM:
+            self._begin_term(marker)
         else:
             for message in covered(marker):
                 self._one(message, offset, marker)
@@ -144,34 +139,24 @@ class Oracle:
         step_ms = passed_ms if 0 <= passed_ms <= LONGEST_STEP_MS else 0
         self.clock_ms, self.appended_at_ms = max(self.clock_ms + step_ms, at_ms), at_ms
 
-    def _count(self, message: MessageId, name: str) -> None:
-        self.counts[name] += 1
-        if message in self.counts_of:
-            self.counts_of[message][name] += 1
-
     def _one(self, message: MessageId, offset: int, marker: Marker) -> None:
-        if message in self.decided:
-            self._on_its_way(message, marker)
-        elif marker.type is MarkerType.START:
+        if is_by_a_tracker(marker):
+            self.marked.discard(message)
+        if marker.type is MarkerType.START:
             self._start(message, offset, marker)
         elif marker.type is MarkerType.KEEPALIVE:
             self._keep_alive(message, offset, marker)
         else:
             self._end(message, marker)
 
-    def _on_its_way(self, message: MessageId, marker: Marker) -> None:
-        """Read about a decided message: only the END of the decision counts."""
-        if marker.type is MarkerType.START:
-            self._count(message, "renewed")
-        elif marker.type is MarkerType.KEEPALIVE:
-            self._count(message, "keepalive_unknown")
-        else:
-            self._count(message, "end_confirmed" if marker.outcome in BY_TRACKER else "end_unknown")
-            if marker.outcome in BY_TRACKER or marker.outcome is Outcome.EXPIRED:
-                del self.decided[message]
+    def _begin_term(self, marker: Marker) -> None:
+        """Forget what an older term has decided: its transactions are over, and their ENDs have been read."""
+        if marker.term != self.term:
+            self.term, self.term_by, self.marked = marker.term, marker.consumer_id, set()
+            self._earliest_ms = self._earliest()
 
     def _start(self, message: MessageId, offset: int, marker: Marker) -> None:
-        self._count(message, "renewed" if message in self.in_flight else "started")
+        self.counts["renewed" if message in self.in_flight else "started"] += 1
         count, is_deferral = max(1, marker.delivery_count), marker.never_handed_out
         lease = self.in_flight[message] = Lease(offset, 0, count - is_deferral, is_given_back=is_deferral)
         rest_ms = 0 if is_deferral else self._backoff_ms(message, count)
@@ -187,9 +172,9 @@ class Oracle:
     def _keep_alive(self, message: MessageId, offset: int, marker: Marker) -> None:
         lease = self.in_flight.get(message)
         if lease is None or lease.is_rejected:
-            self._count(message, "keepalive_unknown")
+            self.counts["keepalive_unknown"] += 1
             return
-        self._count(message, "kept_alive")
+        self.counts["kept_alive"] += 1
         after_ms, rest_ms = marker.redeliver_after_ms, 0
         is_failed = marker.release is Release.FAILED and not marker.never_handed_out
         if marker.never_handed_out:
@@ -204,56 +189,56 @@ class Oracle:
         self._hold(lease, offset, after_ms, rest_ms)
 
     def _end(self, message: MessageId, marker: Marker) -> None:
-        lease, is_by_tracker = self.in_flight.get(message), marker.outcome in BY_TRACKER
+        lease, is_by_tracker = self.in_flight.get(message), is_by_a_tracker(marker)
         is_expired = marker.outcome is Outcome.EXPIRED
-        is_dropped = is_expired and not self.rules.dead_letters_expired
+        becomes_letter = is_expired and self.rules.dead_letters_expired and not is_by_tracker
         if lease is None:
-            self._count(message, "end_confirmed" if is_by_tracker else "end_unknown")
-        elif lease.is_rejected and not is_by_tracker and not is_dropped:
-            self._count(message, "end_unknown")
-        elif marker.outcome is Outcome.REJECTED or (is_expired and not is_dropped):
-            self._count(message, "rejected")
+            self.counts["end_late" if is_by_tracker else "end_unknown"] += 1
+        elif lease.is_rejected and not is_by_tracker:
+            self.counts["end_unknown"] += 1
+        elif marker.outcome is Outcome.REJECTED or becomes_letter:
+            self.counts["rejected"] += 1
             lease.is_rejected, lease.reason = True, marker.reason or ("expired" if is_expired else "")
             self._hold(lease, self.next_offset - 1, 0)
             lease.deadline_ms = self._earliest_ms = -1
         else:
-            self._count(message, marker.outcome.name.lower())
+            self.counts[marker.outcome.name.lower()] += 1
             del self.in_flight[message]
 
     def _is_last(self, count: int) -> bool:
         return 0 < self.rules.max_deliveries <= count
 
-    def _tick(self, offset: int) -> list[Decided]:
+    def _earliest(self) -> float:
+        return min((each.deadline_ms for message, each in self.unmarked()), default=math.inf)
+
+    def unmarked(self) -> Iterator[tuple[MessageId, Lease]]:
+        """Yield the messages in flight that are not decided."""
+        return (each for each in self.in_flight.items() if each[0] not in self.marked)
+
+    def _tick(self, offset: int, term: int) -> list[Decided]:
         self.counts["ticks"] += 1
-        if offset < self.decide_from:
-            return []
-        if self._decided_at < self.decide_from:
-            # An earlier tracker decided these. All of its ENDs have been read, so they were not carried out.
-            self.counts["started"] += len(self.decided)
-            self.in_flight |= self.decided
-            self._earliest_ms = min([self._earliest_ms, *(lease.deadline_ms for lease in self.decided.values())])
-            self.decided = {}
-        if self._earliest_ms >= self.clock_ms:
+        if not term or term != self.term or self._earliest_ms >= self.clock_ms:
             return []
         due = sorted(
-            (lease.deadline_ms, message)
-            for message, lease in self.in_flight.items()
-            if lease.deadline_ms < self.clock_ms
+            (lease.deadline_ms, message) for message, lease in self.unmarked() if lease.deadline_ms < self.clock_ms
         )
-        found = [self._decide(message, offset) for _, message in due[: self._most] if self._decides(message, offset)]
-        self._earliest_ms = min((lease.deadline_ms for lease in self.in_flight.values()), default=math.inf)
+        found = [
+            self._decide(message, offset)
+            for _, message in due[:MOST_DECISIONS_OF_A_TICK]
+            if self._decides(message, offset)
+        ]
+        self._earliest_ms = self._earliest()
         return found
 
     def _decide(self, message: MessageId, tick: int) -> Decided:
-        lease = self.decided[message] = self.in_flight.pop(message)
-        self._decided_at = tick
+        self.marked.add(message)
+        lease = replace(self.in_flight[message])
         is_dead, reason = lease.is_rejected or self._is_last(lease.count), lease.reason
         if lease.is_rejected:
             reason = reason or "rejected"
         elif is_dead:
             limit = f"delivery limit reached: {lease.count} of {self.rules.max_deliveries}"
             reason = f"{limit}; last error: {reason}" if reason else limit
-        self._count(message, "dead_lettered" if is_dead else "redelivered")
         # By the broker's clock, as consumers see it.
         deadline_ms = -1 if lease.is_rejected else lease.deadline_ms - self.behind_ms
         return Decided(message, lease, tick, self.appended_at_ms, self.rules, deadline_ms, is_dead, reason)
@@ -269,6 +254,13 @@ class Oracle:
         delay_ms = min(grown_ms[backoff.kind], backoff.max_ms)
         share = (_splitmix64(_splitmix64(message.queue_partition << 48 | message.message_offset) + count) >> 11) / 2**53
         return math.ceil(delay_ms - delay_ms * backoff.jitter * share)
+
+
+def is_by_a_tracker(marker: Marker) -> bool:
+    """Return whether a marker is an END that only a tracker writes."""
+    if marker.outcome is Outcome.EXPIRED:
+        return marker.type is MarkerType.END and marker.term > 0
+    return marker.type is MarkerType.END and marker.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
 
 
 def covered(marker: Marker) -> Iterator[MessageId]:

@@ -21,15 +21,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from faults.checker import check, open_messages
 from faults.events import EventFile, read_events
-from faults.evidence import INJECTOR, TRACKER, WORKER, Evidence, Reported, Session, Verdict
+from faults.evidence import INJECTOR, TRACKER, WORKER, Evidence, Reported, Verdict
 from faults.hands import TRANSACTION
 from faults.load import LOGICAL_QUEUE, Sender, marker_producer, mixed, nothing
-from faults.oracle import NO_RULES
 from faults.processes import CANARY, NEVER_MS, SECRET, Child, Tracker, Watch, Worker, now_ms
 from faults.topics import Dump, read_dump, results_of, without
 from faults.waits import Bounds, Interval, gaps
 from faults.worker import Profile
 from kmq_spark.config import QueueSettings
+from kmq_spark.core.policy import DEFAULT_RULES
 from kmq_spark.kafka.queue_rules import write_rules
 from kmq_spark.kafka.topics import create_queue
 
@@ -75,7 +75,7 @@ DRAIN_WORK_MS = 10
 KILL_BOUND_S, LOST_CHECKPOINT_BOUND_S, NO_BOUND_S = 30.0, 60.0, float("inf")
 """I8: recovery of a tracker."""
 
-_OPENED = re.compile(r"tracker (\S+) of (\S+) started; decides from marker offsets (\{.*\})")
+_OPENED = re.compile(r"tracker (\S+) of (\S+) started: reads markers from")
 
 
 class Judged:
@@ -371,7 +371,7 @@ class Stage(Judged):
         """Return until when each open message is deferred, 0 for not."""
         dump = self.dump()
         without(dump, self.hostile)
-        return open_messages(dump, NO_RULES).values()
+        return open_messages(dump, DEFAULT_RULES).values()
 
     def close(self) -> None:
         """End whatever still runs, a broker of its own included."""
@@ -414,8 +414,8 @@ class Stage(Judged):
         return Evidence(
             dump,
             list(read_events(self.folder)),
-            self.sessions(),
-            NO_RULES,
+            self.tracker_ids(),
+            DEFAULT_RULES,
             bounds if self._clock is None else self._clock.corrected(bounds, dump),
             [child.as_evidence() for child in self.children],
             self.injections,
@@ -432,16 +432,14 @@ class Stage(Judged):
         away = [*self._away, *gaps(known, Interval(self._began_ms, NEVER_MS))]
         return replace(self.bounds.stretched(self.patience), away=away, held_up=list(self._held_up))
 
-    def sessions(self) -> list[Session]:
-        """Return the trackers that took over, in their order, from what they logged."""
-        found = [
-            Session(match[1], {int(partition): int(at) for partition, at in json.loads(match[3]).items()})
-            for log in sorted(self.folder.glob("tracker*.log"))
+    def tracker_ids(self) -> set[str]:
+        """Return the ids of the trackers that took over, from what they logged."""
+        return {
+            match[1]
+            for log in self.folder.glob("tracker*.log")
             for match in _OPENED.finditer(log.read_text(errors="replace"))
             if match[2] == self.queue
-        ]
-        # The end of a log only grows; a tracker's own clock may be wrong on purpose.
-        return sorted(found, key=lambda session: sum(session.decides_from.values()))
+        }
 
     def reported(self) -> dict[int, Reported]:
         """Return the status that the last tracker reported, by markers partition; empty where it was killed."""

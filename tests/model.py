@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from faults.oracle import Oracle
 from kmq_spark.core.decisions import Decision
-from kmq_spark.core.policy import DecisionAction, QueueRules, Rules
+from kmq_spark.core.policy import DEFAULT_RULES, DecisionAction, QueueRules
 from kmq_spark.core.state import Counters, Status
 
 if TYPE_CHECKING:
@@ -17,29 +17,22 @@ if TYPE_CHECKING:
 
 
 class ModelTracker(Oracle):
-    """
-    A model of the tracker for one markers partition.
+    """A model of the tracker for one markers partition; *rules* are in force before the first marker."""
 
-    Args:
-        rules: Rules from the tracker's settings.
-        queue_rules: Rules of the queue, in force before the first marker.
-    """
-
-    def __init__(self, rules: Rules | None = None, queue_rules: QueueRules | None = None) -> None:
-        rules = rules or Rules()
-        own = QueueRules(1, rules.max_deliveries, rules.backoff, rules.dead_letters_expired)
-        super().__init__(
-            queue_rules or own, decide_from=rules.decide_from_marker_offset, most=rules.max_decisions_per_tick
-        )
+    def __init__(self, rules: QueueRules | None = None) -> None:
+        super().__init__(rules or DEFAULT_RULES)
         # Rules, and how far the broker's clock is behind, by the marker from which on they are so.
-        self._history: list[tuple[int, QueueRules | None, int]] = [(-1, queue_rules, 0)]
+        self._history: list[tuple[int, QueueRules | None, int]] = [(-1, rules, 0)]
 
     def fold(self, markers: Iterable[LoggedMarker]) -> tuple[list[Decision], Status]:
-        """Fold a batch, in any order; return its decisions and the status behind it."""
+        """Fold a batch, in any order; return the decisions of its newest term and the status behind it."""
         found: list[Decision] = []
         for logged in sorted(markers, key=lambda each: each.marker_offset):
             is_new = logged.marker_offset >= self.next_offset
+            term = self.term
             found += map(_decision, self.take(logged))
+            if self.term != term:
+                found = []
             if is_new:
                 changed = logged.marker is not None and logged.marker.rules is not None
                 rules = self.rules if changed else self._history[-1][1]
@@ -50,7 +43,7 @@ class ModelTracker(Oracle):
         """Return the status of the partition."""
         leases = self.in_flight.values()
         needed = min((lease.start for lease in leases), default=self.next_offset)
-        earliest_ms = min((lease.deadline_ms for lease in leases), default=None)
+        earliest_ms = min((lease.deadline_ms for _, lease in self.unmarked()), default=None)
         if earliest_ms is not None and earliest_ms != -1:
             earliest_ms -= self.behind_ms
         _, needed_rules, needed_ahead_ms = [each for each in self._history if each[0] <= needed][-1]
@@ -64,8 +57,10 @@ class ModelTracker(Oracle):
             rules=self._history[-1][1],
             needed_rules=needed_rules,
             behind_ms=self.behind_ms,
-            unconfirmed=len(self.decided),
+            marked=len(self.marked),
             needed_ahead_ms=needed_ahead_ms,
+            term=self.term,
+            term_by=self.term_by,
         )
 
 

@@ -34,7 +34,6 @@ def name_of(path: Path) -> str:
         "kmq_spark.errors",
         "kmq_spark.core.fold",
         "kmq_spark.wire.codec",
-        "kmq_spark.testing",
         "kmq_spark.ledger",
     ],
 )

@@ -278,7 +278,7 @@ def _counts(service: TrackerService) -> dict[str, Any]:
                 "redelivered": tracker.stats.redelivered,
                 "dead_lettered": tracker.stats.dead_lettered,
                 "expired": tracker.stats.expired,
-                "restarts": tracker.stats.restarts,
+                "restarts": tracker.restarts,
                 "partitions": {
                     partition: status.to_dict() for partition, status in sorted(tracker.stats.statuses.items())
                 },

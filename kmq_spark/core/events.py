@@ -57,6 +57,7 @@ class Events:
         outcome: END: an `Outcome`.
         never_handed_out: START, KEEPALIVE: 1 if the delivery does not count.
         release: KEEPALIVE: a `Release`.
+        by_tracker: END: whether a tracker wrote it. bool.
         reasons: END, KEEPALIVE with FAILED: free text.
     """
 
@@ -71,6 +72,7 @@ class Events:
     outcome: NDArray[np.int64]
     never_handed_out: NDArray[np.int64]
     release: NDArray[np.int64]
+    by_tracker: NDArray[np.bool_]
     reasons: list[str]
 
     def __len__(self) -> int:
@@ -84,12 +86,6 @@ class Events:
     def with_extent(self, key: NDArray[np.int64], count: NDArray[np.int64], source: NDArray[np.int64]) -> Events:
         """Return other events of the same markers."""
         return replace(self, key=key, count=count, source=source)
-
-    def is_by_tracker(self) -> NDArray[np.bool_]:
-        """Return, for each marker, whether it is an END that only a tracker writes."""
-        by_tracker: NDArray[np.bool_] = np.isin(self.outcome, (Outcome.REDELIVERED, Outcome.DEAD_LETTERED))
-        by_tracker &= self.type == MarkerType.END
-        return by_tracker
 
 
 class EventBuffer:
@@ -130,6 +126,7 @@ class EventBuffer:
                 marker.outcome,
                 marker.never_handed_out,
                 marker.release,
+                marker.is_by_tracker,
                 marker.queue_partition,
                 len(marker.ranges),
             )
@@ -142,7 +139,7 @@ class EventBuffer:
         """Return all collected markers as events, and empty the buffer."""
         columns = np.array(self._rows, dtype=np.int64).T
         marker_type, marker_offset, deadline_at_ms, lease_ms, delivery_count, outcome, never_handed_out = columns[:7]
-        release, queue_partition, range_count = columns[7:]
+        release, by_tracker, queue_partition, range_count = columns[7:]
         first, count = np.array(self._ranges, dtype=np.int64).reshape(-1, 2).T
         source = np.repeat(np.arange(len(range_count)), range_count)
         key = first + (queue_partition << KEY_BITS)[source]
@@ -160,6 +157,7 @@ class EventBuffer:
             outcome,
             never_handed_out,
             release,
+            by_tracker.astype(np.bool_),
             reasons,
         )
 

@@ -7,8 +7,8 @@ Rule 3: an END with a lower offset than a TICK always takes effect before that T
 Rule 4: the cost depends on the ranges in the markers and on the runs in the table, not on the messages they cover.
 Rule 5: a TICK that has nothing to decide costs one comparison. The table is only updated when a message may be due.
 Rule 6: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
-Rule 7: a message is decided once. Until the END of that decision is read back, no marker of a consumer puts the message
-back in flight.
+Rule 7: only a TICK of the newest term decides, and it decides a message once (`marks.py`). At a TERM all messages that
+are still due may be decided anew. docs/internals/design.md, "The argument", says why nothing is sent twice.
 
 Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`. Two differences: time only advances
 with records, never because none arrive; a second START after the deadline is accepted.
@@ -25,19 +25,20 @@ import numpy as np
 from kmq_spark.core.clock import advanced
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.events import EventBuffer, LoggedMarker
-from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight
+from kmq_spark.core.in_flight import KEY_BITS, REJECTED
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome, Release
-from kmq_spark.core.policy import DecisionAction, Rules, exhausted_reason
+from kmq_spark.core.marks import Marks
+from kmq_spark.core.policy import DEFAULT_RULES, DecisionAction, exhausted_reason
 from kmq_spark.core.resolve import resolve
 from kmq_spark.core.segments import cut_to_segments
 from kmq_spark.core.state import Counters, PartitionState, Status
-from kmq_spark.core.unconfirmed import confirm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from kmq_spark.core.in_flight import InFlight
     from kmq_spark.core.markers import Marker
     from kmq_spark.core.policy import QueueRules
 
@@ -49,12 +50,14 @@ __all__ = [
     "FoldResult",
     "LoggedMarker",
     "PartitionState",
-    "Rules",
     "Status",
     "fold",
 ]
 
 _NEVER = 2**63 - 1
+
+MOST_DECISIONS_OF_A_TICK = 10_000
+"""Most messages that one TICK decides, so that they fit into one Kafka transaction; the others wait for the next."""
 
 MOST_RANGES_BUFFERED = 500_000
 """
@@ -71,7 +74,7 @@ class FoldResult:
 
     Attributes:
         state: State after the batch; the state before it is not modified.
-        decisions: Redeliveries and dead letters to send.
+        decisions: Redeliveries and dead letters to send, all of the term `status.term`.
         status: Status of the partition after the batch.
     """
 
@@ -80,7 +83,7 @@ class FoldResult:
     status: Status
 
 
-def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -> FoldResult:
+def fold(state: PartitionState, markers: Iterable[LoggedMarker]) -> FoldResult:
     """
     Fold a batch of markers of one markers partition.
 
@@ -88,14 +91,13 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -
         state: State before the batch; not modified.
         markers: Markers in any order. A marker below `state.next_marker_offset`, or one that occurs twice in the batch,
             is counted and skipped.
-        rules: Rules from the tracker's settings. Rules of the queue itself, from RULES markers, take precedence.
 
     Returns:
         State, decisions, status. They depend only on the log, not on how it is split into batches.
 
     Source: docs/protocol.md, the fold.
     """
-    folding = _Folding(state, rules)
+    folding = _Folding(state)
     # Sort by offset only: rows with equal offsets are the same record, and `Marker` is not orderable.
     for logged in sorted(markers, key=itemgetter(0)):
         folding.take(*logged)
@@ -113,15 +115,14 @@ class _Folding:
         decided: Decisions so far, one entry a TICK.
     """
 
-    __slots__ = ("_buffer", "_earliest_ms", "_local_rules", "_rules", "decided", "state")
+    __slots__ = ("_buffer", "_earliest_ms", "_rules", "decided", "state")
 
-    def __init__(self, state: PartitionState, rules: Rules) -> None:
+    def __init__(self, state: PartitionState) -> None:
         self.state = replace(state, counters=replace(state.counters), ahead=list(state.ahead))
         self.decided: list[Decisions] = []
-        self._local_rules = rules
-        self._rules = rules.under(state.rules_log.in_force)
+        self._rules = state.rules_log.in_force or DEFAULT_RULES
         self._buffer = EventBuffer()
-        # Lower bound of all deadlines, buffered markers included. It may be too low after an END removed a message.
+        # Lower bound of the deadlines that are not decided, buffered markers included. An END may leave it too low.
         self._earliest_ms = self._table_earliest_ms()
 
     def take(self, marker_offset: int, appended_at_ms: int, marker: Marker | None) -> None:
@@ -138,9 +139,11 @@ class _Folding:
         if marker is None:
             state.counters.unreadable += 1
         elif marker.type is MarkerType.TICK:
-            self._tick(marker_offset)
+            self._tick(marker_offset, marker.term)
         elif marker.type is MarkerType.RULES:
             self._change_rules(marker_offset, marker.rules)
+        elif marker.type is MarkerType.TERM:
+            self._begin_term(marker)
         else:
             self._gather(marker_offset, marker)
 
@@ -169,12 +172,10 @@ class _Folding:
             return
         state, waiting = self.state, self._buffer.events()
         while len(waiting):
-            events, (in_flight, unconfirmed), taken = cut_to_segments(waiting, state.in_flight, state.unconfirmed)
-            if unconfirmed.run_count:
-                unconfirmed, events = confirm(unconfirmed, events, state.counters)
-            if len(events):
-                in_flight = resolve(in_flight, events, state.counters, self._rules)
-            state.in_flight, state.unconfirmed = in_flight.coalesced(), unconfirmed.coalesced()
+            events, in_flight, taken = cut_to_segments(waiting, state.in_flight)
+            state.in_flight = resolve(in_flight, events, state.counters, self._rules).coalesced()
+            by_tracker = events.by_tracker[events.source]
+            state.marks = state.marks.without_runs(events.key[by_tracker], events.count[by_tracker])
             waiting = waiting.take(slice(taken, None))
 
     def _change_rules(self, marker_offset: int, rules: QueueRules | None) -> None:
@@ -183,50 +184,44 @@ class _Folding:
             return
         self.bring_up_to_date()
         self.state.rules_log = self.state.rules_log.changed(marker_offset, rules)
-        self._rules = self._local_rules.under(rules)
+        self._rules = rules
+
+    def _begin_term(self, marker: Marker) -> None:
+        """Drop what the older term decided and marked: its transactions are over. A repeated TERM changes nothing."""
+        if marker.term == self.state.term:
+            return
+        self.bring_up_to_date()
+        self.state.term, self.state.term_by, self.state.marks = marker.term, marker.consumer_id, Marks()
+        self.decided.clear()
+        self._earliest_ms = self._table_earliest_ms()
 
     def _table_earliest_ms(self) -> int:
-        earliest_ms = self.state.in_flight.smallest_deadline_at_ms()
+        earliest_ms = self.state.next_deadline_at_ms()
         return _NEVER if earliest_ms is None else earliest_ms
 
-    def _tick(self, marker_offset: int) -> None:
+    def _tick(self, marker_offset: int, term: int) -> None:
         state = self.state
         state.counters.ticks += 1
-        if marker_offset < self._rules.decide_from_marker_offset:
-            return
-        if state.unconfirmed.run_count and state.decided_at < self._rules.decide_from_marker_offset:
-            self._take_back()
-        if self._earliest_ms >= state.clock_ms:
+        if not term or term != state.term or self._earliest_ms >= state.clock_ms:
             return
         self.bring_up_to_date()
-        rows = self._due_rows()
+        table, rows = self._due_rows()
         if len(rows):
-            self.decided.append(self._decide(rows, marker_offset))
+            self.decided.append(self._decide(table, rows, marker_offset))
         self._earliest_ms = self._table_earliest_ms()
 
-    def _take_back(self) -> None:
+    def _due_rows(self) -> tuple[InFlight, NDArray[np.int64]]:
         """
-        Put messages back in flight that an earlier tracker decided and did not send.
+        Return the rows that this TICK decides, sorted by deadline, then by key, and the table that has them.
 
-        Every END that the earlier tracker committed is below `decide_from_marker_offset`. ENDs that are still missing
-        at this point will never arrive. Spark does not keep the state of a failed batch, so there should be no such
-        message. If there is one, this step prevents its loss.
+        In that table runs are split where marks begin or end, and where the limit is reached.
         """
-        self.bring_up_to_date()
-        state, lost = self.state, self.state.unconfirmed
-        state.counters.started += lost.message_count
-        state.in_flight, state.unconfirmed = state.in_flight.merged(lost), InFlight()
-        self._earliest_ms = self._table_earliest_ms()
-
-    def _due_rows(self) -> NDArray[np.int64]:
-        """
-        Return the rows that this TICK decides, sorted by deadline, then by key.
-
-        The run at which the limit is reached is split in the table.
-        """
-        limit, table = self._rules.max_decisions_per_tick, self.state.in_flight
+        limit, table = MOST_DECISIONS_OF_A_TICK, self.state.marks.split(self.state.in_flight)
         deadline_at_ms = table.columns.deadline_at_ms
-        rows = np.flatnonzero(deadline_at_ms < self.state.clock_ms)
+        is_due = deadline_at_ms < self.state.clock_ms
+        if self.state.marks.message_count:
+            is_due &= ~self.state.marks.cover(table)
+        rows = np.flatnonzero(is_due)
         if len(rows) > limit:
             # Select before sorting: after an outage a million rows may be due.
             latest_ms = np.partition(deadline_at_ms[rows], limit - 1)[limit - 1]
@@ -239,13 +234,13 @@ class _Folding:
         if excess > 0:
             last = rows[-1]
             cut = table.columns.key[last] + table.columns.count[last] - excess
-            self.state.in_flight = table.split_at(np.array([cut], dtype=np.uint64))
+            table = table.split_at(np.array([cut], dtype=np.uint64))
             rows = rows + (rows > last)
-        return rows
+        return table, rows
 
-    def _decide(self, rows: NDArray[np.int64], tick_marker_offset: int) -> Decisions:
-        """Decide messages and move them from the table to the unconfirmed messages."""
-        state, table = self.state, self.state.in_flight
+    def _decide(self, table: InFlight, rows: NDArray[np.int64], tick_marker_offset: int) -> Decisions:
+        """Decide messages and mark them. They stay in the table until an END is read."""
+        state = self.state
         due = table.columns.take(rows)
         is_rejected = due.deadline_at_ms == REJECTED
         limit = self._rules.max_deliveries
@@ -256,12 +251,7 @@ class _Folding:
                 reasons[row] = reasons[row] or "rejected"
             else:
                 reasons[row] = exhausted_reason(int(due.delivery_count[row]), self._rules, reasons[row])
-        dead_letters, total = int(due.count[is_dead_letter].sum()), int(due.count.sum())
-        state.counters.dead_lettered += dead_letters
-        state.counters.redelivered += total - dead_letters
-        rows = np.sort(rows)
-        state.unconfirmed = state.unconfirmed.merged(table.take(rows))
-        state.in_flight, state.decided_at = table.without(rows), tick_marker_offset
+        state.marks = state.marks.with_runs(due.key, due.count)
         columns = {
             "queue_partition": due.key >> KEY_BITS,
             "message_offset": due.key & MAX_MESSAGE_OFFSET,

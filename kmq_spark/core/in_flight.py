@@ -259,25 +259,9 @@ class InFlight:
         found = own[np.minimum(rows, len(own) - 1)] == keys
         return np.where(found, rows, -1)
 
-    def without(self, rows: NDArray[np.int64]) -> InFlight:
-        """Return the table without these rows."""
-        if not len(rows):
-            return self
-        is_kept = np.ones(len(self.columns), dtype=np.bool_)
-        is_kept[rows] = False
-        return self.take(is_kept)
-
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> InFlight:
         """Return the rows with these ascending row numbers, or the rows that a mask selects."""
         return InFlight(self.columns.take(rows), self.texts)
-
-    def merged(self, other: InFlight) -> InFlight:
-        """Return the messages of both, coalesced; the two must have no message in common."""
-        columns, texts = other.columns, self.texts
-        if other.texts != texts:
-            texts, number = with_texts(texts, other.texts)
-            columns = replace(columns, text=number[columns.text])
-        return InFlight(self.columns.merged(columns).coalesced(), texts)
 
     def split_at(self, cuts: NDArray[np.uint64]) -> InFlight:
         """Return the table with each run split at the cuts within it; see `Columns.split_at`."""
@@ -295,10 +279,6 @@ class InFlight:
         return {
             key: self.texts[text] for key, text in zip(with_text.key.tolist(), with_text.text.tolist(), strict=True)
         }
-
-    def smallest_deadline_at_ms(self) -> int | None:
-        """Return the earliest deadline; `REJECTED` if a message is rejected, None if no message is in flight."""
-        return int(self.columns.deadline_at_ms.min()) if len(self.columns) else None
 
     def smallest_start_marker_offset(self) -> int | None:
         """Return the offset of the oldest marker that a rebuild of this table needs; None if the table is empty."""

@@ -4,7 +4,8 @@ The types of the markers topic, independent of their encoding.
 Rule 1: values only; no clock, no Kafka, no Spark.
 Rule 2: names say which topic they refer to, queue or markers; no bare `offset` or `partition`.
 
-Source: kafka-mq-go `pkg/proto/marker.proto` (V1), extended compatibly; ranges and TICK are additions of kmq-spark.
+Source: kafka-mq-go `pkg/proto/marker.proto` (V1), extended compatibly; ranges, TICK, RULES and TERM are additions of
+kmq-spark.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ MAX_TEXT_CHARS = 1_000
 MAX_ERROR_CHARS = 300
 """Longest exception text that is kept. The state holds one text for each message whose last delivery failed."""
 
+MAX_TERM = 2**63 - 1
+"""Largest number of a term."""
+
 _PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
 
 
@@ -52,6 +56,7 @@ class MarkerType(IntEnum):
     KEEPALIVE = 2
     TICK = 3
     RULES = 4
+    TERM = 5
 
 
 class Release(IntEnum):
@@ -109,20 +114,21 @@ class Marker:
 
     Attributes:
         type: Type of the marker.
-        queue_partition: Queue partition of all messages covered; -1 on a TICK and on RULES.
-        ranges: Message offsets covered, ascending, without overlap; empty on a TICK and on RULES.
+        queue_partition: Queue partition of all messages covered; -1 on a TICK, RULES and a TERM.
+        ranges: Message offsets covered, ascending, without overlap; empty on a TICK, RULES and a TERM.
         redeliver_after_ms: START, KEEPALIVE: lease in milliseconds from the marker's append time. 0 on a KEEPALIVE
             means due at the next TICK (a release).
         delivery_count: START: number of deliveries of each message covered, including this one; at least 1.
         outcome: END: how the message ended.
         reason: END with REJECTED or DEAD_LETTERED: why. KEEPALIVE with FAILED: the handler's exception. Free text.
-        consumer_id: The consumer that wrote the marker; free text.
+        consumer_id: The consumer or tracker that wrote the marker; free text.
         never_handed_out: KEEPALIVE: a release of messages that no handler saw. START: a deferral of messages that are
             handed out later. In both cases the delivery does not count.
         release: KEEPALIVE: whether it renews the lease or ends the delivery.
         due_at_ms: START of a deferral: the deadline is not before this instant, broker clock, epoch milliseconds; 0 =
             no such instant.
         rules: RULES: the queue's rules from this marker on.
+        term: TERM: the number of the term that begins. TICK, END of a tracker: the term of its writer. 0 for none.
     """
 
     type: MarkerType
@@ -137,6 +143,15 @@ class Marker:
     release: Release = Release.RENEWED
     due_at_ms: int = 0
     rules: QueueRules | None = None
+    term: int = 0
+
+    @property
+    def is_by_tracker(self) -> bool:
+        """Whether this is an END that only a tracker writes."""
+        if self.type is not MarkerType.END:
+            return False
+        is_expired = self.outcome is Outcome.EXPIRED and self.term > 0
+        return is_expired or self.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
 
     @property
     def event(self) -> str:

@@ -33,7 +33,7 @@ def next_due_at_ms(marker: Marker, appended_at_ms: int, *, dead_letters_expired:
             marker.outcome is Outcome.EXPIRED and dead_letters_expired
         )
         return REJECTED if is_rejection else None
-    if marker.type in {MarkerType.TICK, MarkerType.RULES}:
+    if marker.type in {MarkerType.TICK, MarkerType.RULES, MarkerType.TERM}:
         return None
     if marker.release is Release.FAILED:
         # If this was the last delivery, the message is dead-lettered at once.

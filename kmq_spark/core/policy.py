@@ -9,7 +9,7 @@ have no such limit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,8 @@ class QueueRules:
     The rules of a queue, as a RULES marker contains them.
 
     Attributes:
-        version: Number of the change that set these rules; the first is 1.
-        max_deliveries: Last allowed delivery; 0 = no limit.
+        version: Number of the change that set these rules, from 1; 0 for the defaults.
+        max_deliveries: Last allowed delivery; 0 = no limit. The default is that of Kafka's share groups.
         backoff: Extra delay before redelivery, after a delivery whose lease ran out or whose handler failed.
         dead_letters_expired: Whether an expired message becomes a dead letter; otherwise it is dropped.
     """
@@ -100,50 +100,19 @@ class QueueRules:
         return rules
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """
-    The rules that the fold of one markers partition applies.
-
-    From a RULES marker on, the queue's own rules (`QueueRules`) replace the values of the same name.
-
-    Attributes:
-        max_deliveries: Last allowed delivery; 0 = no limit. The default is that of Kafka's share groups.
-        max_decisions_per_tick: Largest number of messages that one TICK decides; the other due messages wait for the
-            next TICK. The decisions of one TICK should fit into one Kafka transaction.
-        decide_from_marker_offset: TICKs below this marker offset advance the clock but decide nothing. Every END that
-            an earlier tracker committed is below it, so no message is decided twice.
-        backoff: Extra delay before redelivery, after a delivery whose lease ran out or whose handler failed.
-        dead_letters_expired: Whether an expired message becomes a dead letter; otherwise it is dropped.
-    """
-
-    max_deliveries: int = 5
-    max_decisions_per_tick: int = 10_000
-    decide_from_marker_offset: int = 0
-    backoff: Backoff = field(default_factory=Backoff)
-    dead_letters_expired: bool = False
-
-    def under(self, queue_rules: QueueRules | None) -> Rules:
-        """Return these rules, with the values of *queue_rules* where the queue has rules of its own."""
-        if queue_rules is None:
-            return self
-        return replace(
-            self,
-            max_deliveries=queue_rules.max_deliveries,
-            backoff=queue_rules.backoff,
-            dead_letters_expired=queue_rules.dead_letters_expired,
-        )
+DEFAULT_RULES = QueueRules(version=0)
+"""The rules of a queue that has no record of its own."""
 
 
 _LAST_ERROR = "; last error: "
 
 
-def is_exhausted(delivery_count: int, rules: Rules) -> bool:
+def is_exhausted(delivery_count: int, rules: QueueRules) -> bool:
     """Return whether a message has reached its delivery limit."""
     return 0 < rules.max_deliveries <= delivery_count
 
 
-def exhausted_reason(delivery_count: int, rules: Rules, last_error: str = "") -> str:
+def exhausted_reason(delivery_count: int, rules: QueueRules, last_error: str = "") -> str:
     """Return the reason of a dead letter at the delivery limit, with the exception of the last delivery if known."""
     return with_last_error(f"delivery limit reached: {delivery_count} of {rules.max_deliveries}", last_error)
 

@@ -3,9 +3,8 @@ Apply START, KEEPALIVE and END events to the table, any number of events at once
 
 Rule 1: the last START of a message counts, and the first END after it. Events before that START have no effect.
 Rule 2: a KEEPALIVE after an END or a rejection has no effect; it never puts a message back in flight.
-Rule 3: only a START, a TICK or an END of the tracker changes a rejected message. Where expired messages are dropped,
-END EXPIRED counts as an END of the tracker: the tracker writes it in place of a copy, and a consumer only writes it
-directly after its START. Where expired messages are dead-lettered, END EXPIRED is a rejection.
+Rule 3: only a START or an END of a tracker changes a rejected message. Where expired messages are dead-lettered, END
+EXPIRED of a consumer is a rejection.
 Rule 4: a delivery that was given back remains so until the next START. A later KEEPALIVE (a straggler) does not change
 that.
 Rule 5: no Python loop over events or over the events of one segment; a segment may have a hundred thousand of them
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kmq_spark.core.events import Events
-    from kmq_spark.core.policy import Rules
+    from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Counters
 
 _T = TypeVar("_T", np.int64, np.bool_)
@@ -108,7 +107,7 @@ class _Values(NamedTuple):
     failed_by: NDArray[np.int64]
 
 
-def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -> InFlight:
+def resolve(table: InFlight, events: Events, counters: Counters, rules: QueueRules) -> InFlight:
     """
     Apply events to the table.
 
@@ -116,7 +115,7 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -
         table: Table before the events, split where a segment begins or ends.
         events: At least one event, in log order, cut to segments; only START, KEEPALIVE and END.
         counters: Updated in place.
-        rules: Rules in force.
+        rules: QueueRules in force.
 
     Returns:
         The table after the events; not coalesced.
@@ -174,7 +173,7 @@ def _standing(table: InFlight, rows: NDArray[np.int64]) -> NDArray[np.int8]:
     return standing
 
 
-def _ends_of(leases: _Leases, events: Events, rules: Rules) -> _Ends:
+def _ends_of(leases: _Leases, events: Events, rules: QueueRules) -> _Ends:
     """Find the ENDs that have an effect."""
     count = len(leases.source)
     past = np.full(len(leases.first), count, dtype=np.int64)
@@ -185,16 +184,14 @@ def _ends_of(leases: _Leases, events: Events, rules: Rules) -> _Ends:
     end[leases.before != LEASED] = count
     has_end = end < count
     outcome = events.outcome[leases.source[np.minimum(end, count - 1)]]
+    by_tracker = events.by_tracker[leases.source[np.minimum(end, count - 1)]]
     is_rejected = has_end & (outcome == Outcome.REJECTED)
     if rules.dead_letters_expired:
-        is_rejected |= has_end & (outcome == Outcome.EXPIRED)
+        is_rejected |= has_end & (outcome == Outcome.EXPIRED) & ~by_tracker
     after = np.where(is_rejected, REFUSED, np.where(has_end, ABSENT, leases.before)).astype(np.int8)
     settled = past
     if np.any(after == REFUSED):
-        settles = events.is_by_tracker()
-        if not rules.dead_letters_expired:
-            settles |= (events.type == MarkerType.END) & (events.outcome == Outcome.EXPIRED)
-        settling = ending[settles[leases.source[ending]]]
+        settling = ending[events.by_tracker[leases.source[ending]]]
         # Only an END after the rejection, in the same lease, removes the message.
         refused_at = np.where(is_rejected, end, np.where(leases.before == REFUSED, -1, count))
         settled = _first_of_lease(leases, settling[settling > refused_at[leases.of_event[settling]]])
@@ -225,28 +222,27 @@ def _count_starts(leases: _Leases, ends: _Ends, counters: Counters) -> None:
     counters.started += int(count.sum()) - renewed
 
 
-def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters, rules: Rules) -> None:
+def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters, rules: QueueRules) -> None:
     """Count ENDs: those with an effect by outcome, the others by writer."""
     count = len(leases.source)
     is_end = (events.type == MarkerType.END)[leases.source]
     total = int(leases.weight[is_end].sum())
     if not total:
         return
-    by_tracker = int(leases.weight[events.is_by_tracker()[leases.source]].sum())
+    by_tracker = events.by_tracker[leases.source]
     effective = np.concatenate((ends.end[ends.end < count], ends.settled[ends.settled < count]))
     weight, outcome = leases.weight[effective], events.outcome[leases.source[effective]]
+    expired = outcome == Outcome.EXPIRED
     outcomes = [int(weight[outcome == each].sum()) for each in Outcome]
+    dead_on_expiry = int(weight[expired & ~by_tracker[effective]].sum()) if rules.dead_letters_expired else 0
     counters.acked += outcomes[Outcome.ACKED]
-    counters.rejected += outcomes[Outcome.REJECTED]
-    if rules.dead_letters_expired:
-        counters.rejected += outcomes[Outcome.EXPIRED]
-    else:
-        counters.expired += outcomes[Outcome.EXPIRED]
+    counters.rejected += outcomes[Outcome.REJECTED] + dead_on_expiry
+    counters.expired += outcomes[Outcome.EXPIRED] - dead_on_expiry
     counters.redelivered += outcomes[Outcome.REDELIVERED]
     counters.dead_lettered += outcomes[Outcome.DEAD_LETTERED]
-    confirmed = by_tracker - outcomes[Outcome.REDELIVERED] - outcomes[Outcome.DEAD_LETTERED]
-    counters.end_confirmed += confirmed
-    counters.end_unknown += total - int(weight.sum()) - confirmed
+    late = int(leases.weight[by_tracker].sum()) - int(weight[by_tracker[effective]].sum())
+    counters.end_late += late
+    counters.end_unknown += total - int(weight.sum()) - late
 
 
 def _final_rows(
@@ -256,7 +252,7 @@ def _final_rows(
     backs_off: NDArray[np.bool_],
     ends: _Ends,
     *,
-    rules: Rules,
+    rules: QueueRules,
 ) -> Columns:
     """
     Return the rows of the table after all events.
@@ -267,7 +263,7 @@ def _final_rows(
         changed: The row of each lease after its last event, without backoff.
         backs_off: Whether backoff is added to the deadline of each lease.
         ends: The effect of ENDs.
-        rules: Rules in force.
+        rules: QueueRules in force.
     """
     is_known = leases.row >= 0
     stays = leases.is_last & (ends.after != ABSENT)
@@ -296,7 +292,7 @@ def _final_rows(
     return columns.merged(_with_backoff(changed.take(added), backs_off[added], rules))
 
 
-def _with_backoff(rows: Columns, backs_off: NDArray[np.bool_], rules: Rules) -> Columns:
+def _with_backoff(rows: Columns, backs_off: NDArray[np.bool_], rules: QueueRules) -> Columns:
     """Return the rows with backoff added to some deadlines; with jitter these become one row a message."""
     if not rules.backoff.kind or not backs_off.any():
         return rows
@@ -318,7 +314,7 @@ def _put(column: NDArray[_T], rows: NDArray[np.int64], values: NDArray[_T]) -> N
 
 
 def _lease_values(
-    table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters, *, rules: Rules
+    table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters, *, rules: QueueRules
 ) -> _Values:
     """Return the values of each lease after its last event, and count KEEPALIVEs."""
     opened_by = leases.source[leases.first]

@@ -1,12 +1,12 @@
 """
-Cut ranges of messages into segments: runs of messages that have the same events and the same row in each table.
+Cut ranges of messages into segments: runs of messages that have the same events and the same row in the table.
 
-Markers name ranges, and the tables hold runs. The first messages and the ends of both, as far as they meet, divide the
+Markers name ranges, and the table holds runs. The first messages and the ends of both, as far as they meet, divide the
 messages into segments. Within a segment every message has the same history, so `core.resolve` treats it as one message
 and counts it as many. Its cost depends on the number of segments, not on the number of messages.
 
 Rule 1: an event that covers several segments becomes one event in each, at the same place in the log.
-Rule 2: a run of a table that an event covers in part is split, so that each segment is one row of a table, or none.
+Rule 2: a run of the table that an event covers in part is split, so that each segment is one row of the table, or none.
 
 Source: coordinate compression, as in sweep-line algorithms; interval maps.
 """
@@ -36,34 +36,24 @@ A KEEPALIVE of 100,000 messages that were started one by one is 100,000 events, 
 
 class Cut(NamedTuple):
     """
-    Events and tables, cut to segments.
+    Events and table, cut to segments.
 
     Attributes:
         events: One event a segment, ordered by the log.
-        tables: The tables, with runs split where a segment begins or ends. They are not coalesced.
+        table: The table, with runs split where a segment begins or ends. It is not coalesced.
         taken: Number of events that were cut; the others wait for another pass.
     """
 
     events: Events
-    tables: tuple[InFlight, ...]
+    table: InFlight
     taken: int
 
 
-def cut_to_segments(events: Events, *tables: InFlight) -> Cut:
-    """
-    Cut events and tables to segments.
-
-    Args:
-        events: At least one event, each for a range of messages, in log order.
-        tables: Tables that have no message in common.
-    """
+def cut_to_segments(events: Events, table: InFlight) -> Cut:
+    """Cut at least one event, each for a range of messages, in log order, and the table to segments."""
     first, end = events.key.astype(np.uint64), run_ends(events.key, events.count)
-    areas = _areas(first, end)
-    edges = [first, end]
-    for table in tables:
-        runs = table.columns.take(table.columns.rows_within(*areas))
-        edges += [runs.key.astype(np.uint64), runs.ends()]
-    cuts = np.unique(np.concatenate(edges))
+    runs = table.columns.take(table.columns.rows_within(*areas_of(first, end)))
+    cuts = np.unique(np.concatenate([first, end, runs.key.astype(np.uint64), runs.ends()]))
     begin, stop = np.searchsorted(cuts, first), np.searchsorted(cuts, end)
     rows = np.cumsum(stop - begin)
     taken = max(1, int(np.searchsorted(rows, MOST_ROWS, side="right")))
@@ -74,10 +64,10 @@ def cut_to_segments(events: Events, *tables: InFlight) -> Cut:
         key = cuts[segment].astype(np.int64)
         count = (cuts[segment + 1] - cuts[segment]).astype(np.int64)
         cut = events.with_extent(key, count, events.source[of_event])
-    return Cut(cut, tuple(table.split_at(cuts) for table in tables), taken)
+    return Cut(cut, table.split_at(cuts), taken)
 
 
-def _areas(first: NDArray[np.uint64], end: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def areas_of(first: NDArray[np.uint64], end: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the first keys and the ends of the union of ranges: ascending areas that do not overlap."""
     order = np.argsort(first)
     first, end = first[order], np.maximum.accumulate(end[order])

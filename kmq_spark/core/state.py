@@ -7,9 +7,9 @@ holds a single message. Where no two offsets are adjacent, a message takes about
 
 Layout, little-endian:
 1. magic, version, number of counters, CRC-32 of the rest;
-2. clock, append time of the last record, next marker offset, offset of the last TICK that decided, counters;
+2. clock, append time of the last record, next marker offset, number of the newest term, counters;
 3. the messages in flight: packed columns, then the reasons of rejected messages and failed deliveries, each text once;
-4. the unconfirmed messages, in the same way;
+4. the marks of decided messages; the id of the tracker that began the newest term;
 5. the queue's rules, each with the marker offset from which it is in force;
 6. how far the clock was ahead, each value with the marker offset from which it applies.
 """
@@ -26,6 +26,7 @@ import numpy as np
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.in_flight import REJECTED, Columns, InFlight
+from kmq_spark.core.marks import Marks
 from kmq_spark.core.packing import pack_column, unpack_column
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.core.rules_log import BEFORE_ALL, RulesLog
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.events import LoggedMarker
 
-STATE_VERSION = 8
+STATE_VERSION = 9
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
-_RULES_COUNT = struct.Struct("<I")
+_COUNT = struct.Struct("<I")
 _RULES = struct.Struct("<qqqqqqd?")  # marker offset, version, limit; kind, first and longest backoff, jitter; expired
 _AGAIN = "start the tracker with a new checkpoint: its state is rebuilt from the markers topic"
 
@@ -54,20 +55,18 @@ class Counters:
     Invariant: started = in flight + acked + expired + redelivered + dead_lettered.
 
     Attributes:
-        started: STARTs of messages not in flight, and decisions that were taken back (`core.fold`).
-        renewed: STARTs of messages in flight, or of unconfirmed messages.
+        started: STARTs of messages not in flight.
+        renewed: STARTs of messages in flight.
         kept_alive: KEEPALIVEs that set a deadline.
         acked: ENDs with ACKED that removed a message from the messages in flight.
-        expired: ENDs with EXPIRED that did so. An END that a tracker writes in place of a copy only counts if no TICK
-            had decided the message.
+        expired: ENDs with EXPIRED that did so, also those that a tracker writes in place of a copy.
         rejected: ENDs with REJECTED; the message stays in flight until it is dead-lettered. Includes ENDs with EXPIRED
             where the queue dead-letters expired messages.
-        redelivered: Messages that a TICK decided to redeliver, or that an END of a tracker ended as REDELIVERED when no
-            TICK had decided.
-        dead_lettered: The same for dead letters.
+        redelivered: ENDs with REDELIVERED that did so.
+        dead_lettered: ENDs with DEAD_LETTERED that did so.
         keepalive_unknown: KEEPALIVEs of messages that are not in flight, or are rejected.
-        end_confirmed: ENDs of a tracker after its own decision.
-        end_unknown: Other ENDs of messages that are not in flight, or are rejected.
+        end_late: ENDs of a tracker of messages that were ended before it.
+        end_unknown: ENDs of consumers of messages that are not in flight, or are rejected.
         ticks: Number of TICKs.
         repeated: Number of markers that had been folded before.
         unreadable: Number of records that cannot be read as markers.
@@ -82,7 +81,7 @@ class Counters:
     redelivered: int = 0
     dead_lettered: int = 0
     keepalive_unknown: int = 0
-    end_confirmed: int = 0
+    end_late: int = 0
     end_unknown: int = 0
     ticks: int = 0
     repeated: int = 0
@@ -105,18 +104,20 @@ class Status:
     Attributes:
         next_marker_offset: First marker offset that is not folded.
         clock_ms: Clock of the partition (`core.clock`), epoch milliseconds; 0 before the first record.
-        in_flight: Number of messages in flight, including rejected ones.
+        in_flight: Number of messages in flight, including rejected and decided ones.
         needed_marker_offset: First marker offset that is needed to rebuild the state.
-        next_deadline_at_ms: Earliest deadline in flight, on the broker's clock if that clock does not step; -1 if a
-            rejected message waits for a TICK; None if no message is in flight.
+        next_deadline_at_ms: Earliest deadline of a message in flight that is not decided, on the broker's clock if that
+            clock does not step; -1 if a rejected message waits for a TICK; None if there is no such message.
         counters: See `Counters`.
         state_bytes: Size of the stored state in bytes; 0 if it was not measured.
         rules: The queue's rules in force after the batch; None if the queue has no rules of its own.
         needed_rules: The queue's rules in force at `needed_marker_offset`.
         behind_ms: How far the append time of the last record is behind the clock, milliseconds; above 0 after the
             broker's clock was set back.
-        unconfirmed: Number of decided messages whose END is not yet read back.
+        marked: Number of decided messages whose END is not yet read back.
         needed_ahead_ms: How far the clock was ahead at `needed_marker_offset`, milliseconds.
+        term: Number of the newest term; 0 before the first. The decisions of the batch are of this term.
+        term_by: Id of the tracker that began it.
     """
 
     next_marker_offset: int
@@ -129,8 +130,10 @@ class Status:
     rules: QueueRules | None = None
     needed_rules: QueueRules | None = None
     behind_ms: int = 0
-    unconfirmed: int = 0
+    marked: int = 0
     needed_ahead_ms: int = 0
+    term: int = 0
+    term_by: str = ""
 
     @property
     def needed_clock(self) -> ClockStart:
@@ -171,8 +174,9 @@ class PartitionState:
         clock_ms: Clock of the partition (`core.clock`), epoch milliseconds; 0 before the first record.
         next_marker_offset: First marker offset that is not folded.
         counters: See `Counters`.
-        unconfirmed: Decided messages whose END is not yet read back, with the values that they had in flight.
-        decided_at: Marker offset of the last TICK that decided a message; -1 before the first.
+        marks: Messages that the newest term has decided and whose END is not yet read back.
+        term: Number of the newest term; 0 before the first.
+        term_by: Id of the tracker that began it.
         rules_log: The changes of the queue's rules.
         appended_at_ms: Append time of the last record, epoch milliseconds, broker clock; 0 before the first.
         ahead: Marker offset and new value (milliseconds) of each change of `behind_ms`, ascending, from the oldest
@@ -183,8 +187,9 @@ class PartitionState:
     clock_ms: int = 0
     next_marker_offset: int = 0
     counters: Counters = field(default_factory=Counters)
-    unconfirmed: InFlight = field(default_factory=InFlight)
-    decided_at: int = -1
+    marks: Marks = field(default_factory=Marks)
+    term: int = 0
+    term_by: str = ""
     rules_log: RulesLog = field(default_factory=RulesLog)
     appended_at_ms: int = 0
     ahead: list[tuple[int, int]] = field(default_factory=list)
@@ -229,16 +234,26 @@ class PartitionState:
         """
         Drop changes of rules and clock that no marker needs any more.
 
-        Needed are the changes from the oldest START on, and the values in force there. STARTs of unconfirmed messages
-        count too, because a decision may be taken back.
+        Needed are the changes from the oldest START on, and the values in force there.
         """
-        starts = (self.in_flight.smallest_start_marker_offset(), self.unconfirmed.smallest_start_marker_offset())
-        needed = min((start for start in starts if start is not None), default=self.next_marker_offset)
+        needed = self._needed_marker_offset()
         self.rules_log = self.rules_log.needed_from(needed)
         if self.ahead:
             ahead_ms = self._ahead_at(needed)
             first = [(BEFORE_ALL, ahead_ms)] if ahead_ms else []
             self.ahead = first + [change for change in self.ahead if change[0] > needed]
+
+    def _needed_marker_offset(self) -> int:
+        start = self.in_flight.smallest_start_marker_offset()
+        return self.next_marker_offset if start is None else start
+
+    def next_deadline_at_ms(self) -> int | None:
+        """Return the earliest deadline of a message that is not marked, on the partition's clock; None for none."""
+        deadlines = self.in_flight.columns.deadline_at_ms
+        if self.marks.message_count:
+            table = self.marks.split(self.in_flight)
+            deadlines = table.columns.deadline_at_ms[~self.marks.cover(table)]
+        return int(deadlines.min()) if len(deadlines) else None
 
     @property
     def behind_ms(self) -> int:
@@ -253,9 +268,8 @@ class PartitionState:
 
     def status(self) -> Status:
         """Return the status that the other parts of the tracker need."""
-        start = self.in_flight.smallest_start_marker_offset()
-        needed = self.next_marker_offset if start is None else start
-        deadline_at_ms = self.in_flight.smallest_deadline_at_ms()
+        needed = self._needed_marker_offset()
+        deadline_at_ms = self.next_deadline_at_ms()
         if deadline_at_ms is not None and deadline_at_ms != REJECTED:
             deadline_at_ms -= self.behind_ms
         return Status(
@@ -268,17 +282,21 @@ class PartitionState:
             rules=self.rules_log.in_force,
             needed_rules=self.rules_log.at(needed),
             behind_ms=self.behind_ms,
-            unconfirmed=self.unconfirmed.message_count,
+            marked=self.marks.message_count,
             needed_ahead_ms=self._ahead_at(needed),
+            term=self.term,
+            term_by=self.term_by,
         )
 
     def to_bytes(self) -> bytes:
         """Encode the state in version `STATE_VERSION`."""
         counts = [getattr(self.counters, name) for name in _COUNTER_NAMES]
-        numbers = (self.clock_ms, self.appended_at_ms, self.next_marker_offset, self.decided_at, *counts)
+        numbers = (self.clock_ms, self.appended_at_ms, self.next_marker_offset, self.term, *counts)
         pieces: list[bytes | memoryview] = [struct.pack(f"<{len(numbers)}q", *numbers)]
         pieces += _pieces_of(self.in_flight)
-        pieces += _pieces_of(self.unconfirmed)
+        pieces += [*pack_column(self.marks.first.astype(np.int64)), *pack_column(self.marks.end.astype(np.int64))]
+        term_by = self.term_by.encode()
+        pieces += [_COUNT.pack(len(term_by)), term_by]
         pieces += _pieces_of_rules(self.rules_log)
         for column in zip(*self.ahead, strict=True) if self.ahead else ((), ()):
             pieces += pack_column(np.array(column, dtype=np.int64))
@@ -312,13 +330,13 @@ class PartitionState:
             raise StateError(f"cannot read tracker state: {len(view)} bytes with a wrong checksum; {_AGAIN}")
         try:
             numbers = struct.unpack_from(f"<{4 + counter_count}q", rest)
-            in_flight, unconfirmed, rules_log, ahead = _parts_of(rest, 8 * len(numbers))
+            in_flight, marks, term_by, rules_log, ahead = _parts_of(rest, 8 * len(numbers))
         except (StateError, struct.error, ValueError, MemoryError) as error:
             raise StateError(f"cannot read tracker state: {error}; {_AGAIN}") from error
-        clock_ms, appended_at_ms, next_marker_offset, decided_at, *counts = numbers
+        clock_ms, appended_at_ms, next_marker_offset, term, *counts = numbers
         counters = Counters(**dict(zip(_COUNTER_NAMES, counts, strict=False)))
         return cls(
-            in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at, rules_log, appended_at_ms, ahead
+            in_flight, clock_ms, next_marker_offset, counters, marks, term, term_by, rules_log, appended_at_ms, ahead
         )
 
 
@@ -343,7 +361,7 @@ def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
 
 def _pieces_of_rules(log: RulesLog) -> list[bytes]:
     """Encode the queue's rules: the number of changes, then each change."""
-    pieces = [_RULES_COUNT.pack(len(log.changes))]
+    pieces = [_COUNT.pack(len(log.changes))]
     for marker_offset, rules in log.changes:
         backoff = rules.backoff
         numbers = (backoff.kind, backoff.initial_ms, backoff.max_ms, backoff.jitter, rules.dead_letters_expired)
@@ -351,12 +369,16 @@ def _pieces_of_rules(log: RulesLog) -> list[bytes]:
     return pieces
 
 
-def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, list[tuple[int, int]]]:
-    """Decode messages in flight, unconfirmed messages, rules and clock changes; they must fill *view* exactly."""
+def _parts_of(view: memoryview, at: int) -> tuple[InFlight, Marks, str, RulesLog, list[tuple[int, int]]]:
+    """Decode messages in flight, marks, tracker, rules and clock changes; they must fill *view* exactly."""
     in_flight, at = _table_of(view, at)
-    unconfirmed, at = _table_of(view, at)
-    (count,) = _RULES_COUNT.unpack_from(view, at)
-    at += _RULES_COUNT.size
+    first, at = unpack_column(view, at)
+    end, at = unpack_column(view, at)
+    (length,) = _COUNT.unpack_from(view, at)
+    at += _COUNT.size + length
+    term_by = str(view[at - length : at], "utf-8")
+    (count,) = _COUNT.unpack_from(view, at)
+    at += _COUNT.size
     changes = []
     for _ in range(count):
         marker_offset, version, limit, kind, initial_ms, max_ms, jitter, expired = _RULES.unpack_from(view, at)
@@ -368,7 +390,8 @@ def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, 
     if at != len(view):
         raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
     ahead = list(zip(offsets.tolist(), aheads_ms.tolist(), strict=True))
-    return in_flight, unconfirmed, RulesLog(tuple(changes)), ahead
+    marks = Marks(first.astype(np.uint64), end.astype(np.uint64))
+    return in_flight, marks, term_by, RulesLog(tuple(changes)), ahead
 
 
 def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:

@@ -1,7 +1,7 @@
 """
 The messages in flight, folded from the markers topic by a process that only observes.
 
-Rule 1: The rules are those of `core.fold`. Only the tracker decides, so here TICKs only move the clock.
+Rule 1: The rules are those of `core.fold`. What it decides is not used: only the tracker carries decisions out.
 Rule 2: A fold that begins at the tracker's `needed` offset contains every message in flight.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kmq_spark.core.fold import PartitionState, Rules, fold
+from kmq_spark.core.fold import PartitionState, fold
 from kmq_spark.core.in_flight import KEY_BITS, REJECTED
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome
 from kmq_spark.inspection.facts import COUNTER_NAMES, Holder, PartitionView
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kmq_spark.core.events import LoggedMarker
-
-_RULES_WITHOUT_DECISIONS = Rules(decide_from_marker_offset=2**63 - 1)
 
 UNREADABLE_KEPT = 10
 """Maximum number of unreadable markers whose offset is kept; the others are only counted."""
@@ -83,7 +81,7 @@ class MarkersFold:
                 self._ticked_at_ms = max(self._ticked_at_ms, appended_at_ms)
             elif marker.type is MarkerType.END and marker.outcome not in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
                 self._acked_at_ms = max(self._acked_at_ms, appended_at_ms)
-        self.state = fold(self.state, markers, _RULES_WITHOUT_DECISIONS).state
+        self.state = fold(self.state, markers).state
         self._remove_unneeded_starts()
 
     def view(self, now_ms: int) -> PartitionView:

@@ -2,7 +2,8 @@
 The committed offsets of a tracker's group, and the point at which a new tracker begins.
 
 Rule 1: Offsets are committed only inside transactions, so that a fenced tracker cannot move them.
-Rule 2: A committed offset means that every marker below it was folded and that all resulting records were sent.
+Rule 2: A committed offset means that every marker below it was folded. What is decided and not yet confirmed is still
+needed, and so above the oldest marker that is needed.
 Rule 3: The metadata of a commit contains the tracker id, the oldest marker that is still needed, and the queue's rules
 in force at that marker. If the checkpoint is lost, the state is rebuilt from that marker and not from the beginning of
 the topic.
@@ -158,8 +159,6 @@ class ResumePoint:
     Attributes:
         positions: The committed positions; the beginning of the log if there is none.
         starting_offsets: First marker that a query without a checkpoint reads.
-        decide_from: End of the log at this time. TICKs below it decide nothing: the ENDs of what older trackers sent
-            are below it, and the fold must know them first.
         removed: Markers that retention removed before any tracker folded them, by partition: offset of the first one,
             and offset after the last one.
         has_no_position: Whether no partition has a committed offset, except one with `is_after_gap`. Kafka deletes
@@ -174,7 +173,6 @@ class ResumePoint:
 
     positions: Mapping[int, Position]
     starting_offsets: Mapping[int, int]
-    decide_from: Mapping[int, int]
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     has_no_position: bool = False
     is_other_topic: bool = False
@@ -304,8 +302,6 @@ class TrackerPositions:
         """
         Return where to begin.
 
-        Call this after older trackers were fenced; otherwise the end of the log may still move.
-
         Args:
             beginning: As the method `beginning` returned it.
 
@@ -343,7 +339,6 @@ class TrackerPositions:
         return ResumePoint(
             positions,
             starting_offsets,
-            end,
             removed,
             has_no_position=all(position.is_after_gap for position in committed.values()),
             is_other_topic=is_other_topic,
@@ -387,7 +382,9 @@ def _positions(places: list[TopicPartition]) -> dict[int, Position]:
 
 def _why_other_topic(position: Position, topic_id: str, end: int) -> str:
     """Return why a position belongs to another topic of this name; empty if it belongs to this one."""
-    if position.topic_id and topic_id and position.topic_id != topic_id:
+    if position.topic_id and topic_id:
+        if position.topic_id == topic_id:
+            return ""
         return f"its topic id is {topic_id}, the tracker's group has offsets of topic id {position.topic_id}"
     if position.next_offset > end:
         return f"its log ends at {end}, the tracker's group has committed offset {position.next_offset}"

@@ -139,7 +139,7 @@ def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sa
         "kmq_messages_in_flight", queue, {p: status.in_flight for p, status in numbers.statuses.items()}
     )
     yield from _by_partition(
-        "kmq_decisions_unconfirmed", queue, {p: status.unconfirmed for p, status in numbers.statuses.items()}
+        "kmq_decisions_unconfirmed", queue, {p: status.marked for p, status in numbers.statuses.items()}
     )
     yield from _by_partition("kmq_tracker_marker_lag", queue, numbers.lags)
     counters = Counter[str]()

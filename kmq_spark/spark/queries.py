@@ -134,7 +134,8 @@ class RestartedQuery:
                 query.stop()
             query.awaitTermination(STOP_WAIT_S)
         except StreamingQueryException:
-            if self.helper_failure() is None:
+            # A batch that began after `before_stop` is refused; the next start runs it again.
+            if self.helper_failure() is None and not self.stopping.is_set():
                 raise
         finally:
             # A JVM that is lost does not answer, and the query is not started again.

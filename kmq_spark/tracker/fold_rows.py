@@ -19,7 +19,6 @@ import pandas as pd
 
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.fold import fold
-from kmq_spark.core.policy import Rules
 from kmq_spark.core.state import PartitionState
 from kmq_spark.failpoints import failpoint
 from kmq_spark.wire.marker_log import MarkerLog
@@ -84,23 +83,13 @@ class FoldSettings:
 
     Attributes:
         markers_topic: Name for error texts.
-        local_rules: Rules from the tracker's settings. RULES markers in the log override them; `decide_from` replaces
-            their `decide_from_marker_offset`.
-        decide_from: Marker offset by markers partition; TICKs below it decide nothing. A partition that is not listed
-            is new: its TICKs decide from offset 0 on.
         rules_at_start: Rules of the queue in force where a rebuild begins, by markers partition.
         clock_at_start: The partition's clock where a rebuild begins, by markers partition.
     """
 
     markers_topic: str
-    local_rules: Rules = field(default_factory=Rules)
-    decide_from: dict[int, int] = field(default_factory=dict)
     rules_at_start: dict[int, QueueRules | None] = field(default_factory=dict)
     clock_at_start: dict[int, ClockStart] = field(default_factory=dict)
-
-    def rules(self, marker_partition: int) -> Rules:
-        """Return the tracker's rules for one markers partition."""
-        return replace(self.local_rules, decide_from_marker_offset=self.decide_from.get(marker_partition, 0))
 
 
 @functools.cache
@@ -137,7 +126,7 @@ def fold_rows(
     else:
         clock = settings.clock_at_start.get(marker_partition, ClockStart())
         before = PartitionState.rebuilding(settings.rules_at_start.get(marker_partition), clock, log.markers)
-    result = fold(before, log.markers, settings.rules(marker_partition))
+    result = fold(before, log.markers)
     blob = result.state.to_bytes()
     state.update((blob,))
     failpoint("tracker.state-updated")

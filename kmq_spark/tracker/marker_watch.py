@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmq_spark.core.next_due import next_due_at_ms
+from kmq_spark.core.policy import DEFAULT_RULES
 from kmq_spark.errors import KafkaClientError, WireError
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.pauses import RateLimit
@@ -74,20 +75,18 @@ class MarkerWatch:
     Args:
         config: librdkafka settings of a reader, see `settings.reader_config`.
         topic: Markers topic.
-        dead_letters_expired: Whether messages whose TTL has passed are dead-lettered, for a queue without rules.
 
     Attributes:
         unread: What is seen since `begin`.
     """
 
-    def __init__(self, config: Mapping[str, Any], topic: str, *, dead_letters_expired: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str) -> None:
         """Store the settings; the first `begin` connects."""
         self._config = {**config, **FETCH_SETTINGS}
         self._topic = topic
-        self._dead_letters_expired = dead_letters_expired
         self._consumer: Consumer | None = None
         self._read_to: dict[int, int] = {}
-        self._rules: dict[int, bool] = {}
+        self._dead_letters_expired: dict[int, bool] = {}
         self._unheard: set[int] = set()
         self._newest_append_ms: dict[int, int] = {}
         self._has_failed = False
@@ -100,7 +99,7 @@ class MarkerWatch:
             partition, status = outcome.marker_partition, outcome.status
             self._read_to[partition] = status.next_marker_offset
             if status.rules is not None:
-                self._rules[partition] = status.rules.dead_letters_expired
+                self._dead_letters_expired[partition] = status.rules.dead_letters_expired
 
     def begin(self) -> None:
         """Begin to read, at the first markers that Spark has not read."""
@@ -161,7 +160,7 @@ class MarkerWatch:
             return  # Spark reads it too, and the tracker reports it then.
         if not marker.ranges:
             return
-        is_dead_letter = self._rules.get(partition, self._dead_letters_expired)
+        is_dead_letter = self._dead_letters_expired.get(partition, DEFAULT_RULES.dead_letters_expired)
         due_at_ms = next_due_at_ms(marker, appended_at_ms, dead_letters_expired=is_dead_letter)
         if due_at_ms is not None:
             unread.due_at_ms[partition] = min(due_at_ms, unread.due_at_ms.get(partition, due_at_ms))

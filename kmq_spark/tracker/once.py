@@ -13,20 +13,21 @@ Rule 3: It has at most `max_markers_per_batch` markers in memory at a time.
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
+import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from kmq_spark.config import plain
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.fold import PartitionState, fold
+from kmq_spark.core.markers import MarkerType
 from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.errors import FencedError, KafkaClientError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.log_reader import read_committed
+from kmq_spark.kafka.log_reader import LSO_WAIT_S, PAUSE_S, LogReader
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.tracker.parts import rules_of, sender_of, ticker_of
+from kmq_spark.tracker.parts import sender_of, ticker_of
 from kmq_spark.tracker.stats import TrackerStats
 from kmq_spark.wire.marker_log import MarkerLog
 
@@ -34,12 +35,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from kmq_spark.config import Settings
-    from kmq_spark.core.policy import Rules
     from kmq_spark.kafka.positions import ResumePoint
     from kmq_spark.kafka.topics import QueueLayout
     from kmq_spark.tracker.sender.redelivery import RedeliverySender
-
-logger = logging.getLogger(__name__)
 
 
 def track_once(queue: str, settings: Settings) -> TrackerStats:
@@ -59,64 +57,91 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
         KmqError: Retention removed markers before they were read, or the broker does not answer; run it again.
     """
     layout = check_queue(queue, **settings.kafka.reach())
-    sender = sender_of(settings, queue, layout)
+    sender = sender_of(settings, layout)
     is_done = False
     try:
         resume = sender.open()
         if settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(layout.topics.markers_topic)
-        _write_ticks(settings, layout)
-        stats = _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
+        stats = _Once(sender, layout, resume, settings).run()
         is_done = True
     finally:
         sender.close(is_stopped=is_done)
     return stats
 
 
-def _write_ticks(settings: Settings, layout: QueueLayout) -> None:
-    """Write a TICK to every markers partition, at which messages that are overdue on the broker's clock are decided."""
-    ticker = ticker_of(settings, layout)
-    ticker.start()
-    try:
-        ticker.wait_first_ticks(settings.kafka.timeout)
-    finally:
-        ticker.stop()
+class _Once:
+    """One run: folds and sends, from where a rebuild begins to a TICK of its term in each partition."""
 
+    def __init__(self, sender: RedeliverySender, layout: QueueLayout, resume: ResumePoint, settings: Settings) -> None:
+        self._sender, self._layout, self._resume, self._settings = sender, layout, resume, settings
+        self._states: dict[int, PartitionState] = {}
+        self._left: set[int] = set()  # partitions that have no TICK of the term yet
+        self._term = 0
+        self._stats = TrackerStats()
 
-def _fold_and_send(
-    sender: RedeliverySender, layout: QueueLayout, resume: ResumePoint, settings: Settings, rules: Rules
-) -> TrackerStats:
-    stats, topics, kafka = TrackerStats(), layout.topics, settings.kafka
-    reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, sender.tracker_id, plain(kafka.extra))
-    states: dict[int, PartitionState] = {}
-    partitions, starts = range(layout.partition_count), resume.starting_offsets
-    records = read_committed(reading, topics.markers_topic, partitions, kafka.timeout, starts=starts, patience_s=0)
-    while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
+    def run(self) -> TrackerStats:
+        topics, kafka = self._layout.topics, self._settings.kafka
+        reading = reader_config(
+            kafka.bootstrap_servers, topics.tracker_group, self._sender.tracker_id, plain(kafka.extra)
+        )
+        reader = LogReader(reading, topics.markers_topic, kafka.timeout)
+        positions = dict(self._resume.starting_offsets)
+        self._write_ticks()
+        until_s = time.monotonic() + LSO_WAIT_S
+        try:
+            while self._left:
+                records = reader.read({partition: positions[partition] for partition in self._left})
+                while batch := list(islice(records, self._settings.tracker.max_markers_per_batch)):
+                    self._take(batch)
+                    until_s = time.monotonic() + LSO_WAIT_S
+                positions |= reader.positions
+                if self._left and time.monotonic() > until_s:
+                    message = (
+                        f"cannot read {topics.markers_topic} up to this tracker's TERM: nothing read for "
+                        f"{LSO_WAIT_S:g} s, so a transaction is open there; wait until the broker has aborted it"
+                    )
+                    raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+                time.sleep(PAUSE_S if self._left else 0)
+        finally:
+            reader.close()
+        return self._stats
+
+    def _write_ticks(self) -> None:
+        """Write a TICK of the newest term to every markers partition: there is decided what is overdue by then."""
+        self._term, self._left = self._sender.term, set(range(self._layout.partition_count))
+        ticker = ticker_of(self._settings, self._layout)
+        ticker.begin_term(self._term)
+        ticker.start()
+        try:
+            ticker.wait_first_ticks(self._settings.kafka.timeout)
+        finally:
+            ticker.stop()
+
+    def _take(self, records: list[Message]) -> None:
         outcomes = []
-        for partition in sorted({_partition(record) for record in batch}):
-            partition_rules = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
-            partition_records = [record for record in batch if _partition(record) == partition]
-            log = MarkerLog(topics.markers_topic, partition)
-            for record in partition_records:
-                log.read(record.offset() or 0, record.timestamp()[1], record.value())
-            before = states.get(partition)
+        for partition in sorted({record.partition() or 0 for record in records}):
+            log = MarkerLog(self._layout.topics.markers_topic, partition)
+            for record in records:
+                if (record.partition() or 0) == partition:
+                    log.read(record.offset() or 0, record.timestamp()[1], record.value())
+            before = self._states.get(partition)
             if before is None:
-                rules_at_start, clock = resume.rules.get(partition), resume.clocks.get(partition, ClockStart())
-                before = PartitionState.rebuilding(rules_at_start, clock, log.markers)
-            states[partition], outcome = _fold_partition(log, before, partition_rules)
-            outcomes.append(outcome)
+                rules, clock = self._resume.rules.get(partition), self._resume.clocks.get(partition, ClockStart())
+                before = PartitionState.rebuilding(rules, clock, log.markers)
+            result = fold(before, log.markers)
+            self._states[partition] = result.state
+            outcomes.append(PartitionOutcome(partition, result.status, result.decisions, tuple(log.unreadable)))
+            if result.status.term == self._term and any(
+                marker is not None and marker.type is MarkerType.TICK and marker.term == self._term
+                for _, _, marker in log.markers
+            ):
+                self._left.discard(partition)
         failpoint("tracker.batch")
-        stats.add(outcomes, sender.deliver(outcomes))
+        self._stats.add(outcomes, self._sender.deliver(outcomes))
         failpoint("tracker.delivered")
-    return stats
-
-
-def _fold_partition(log: MarkerLog, before: PartitionState, rules: Rules) -> tuple[PartitionState, PartitionOutcome]:
-    """Fold the markers of one partition, as the tracker's state function does; return the new state and the outcome."""
-    result = fold(before, log.markers, rules)
-    outcome = PartitionOutcome(log.marker_partition, result.status, result.decisions, tuple(log.unreadable))
-    return result.state, outcome
-
-
-def _partition(record: Message) -> int:
-    return record.partition() or 0
+        if self._sender.is_fenced:
+            message = f"the tracker of {self._layout.topics} was fenced: another one has the queue; run this again"
+            raise FencedError(message)
+        if self._sender.term != self._term:
+            self._write_ticks()

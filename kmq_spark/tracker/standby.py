@@ -1,7 +1,7 @@
 """
 Keep a process ready to track: load in advance what the first batch needs, and notice that the JVM is gone.
 
-The warm-up reads markers and decides nothing, sends nothing and commits nothing. If it fails, the first batch takes
+The warm-up reads markers, sends nothing and commits nothing. If it fails, the first batch takes
 longer.
 """
 
@@ -23,7 +23,6 @@ from kmq_spark.kafka.topics import check_queue
 from kmq_spark.spark.queries import one_line
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.fold_rows import FoldSettings
-from kmq_spark.tracker.parts import rules_of
 from kmq_spark.tracker.query import MarkersSource, build_query, read_markers
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ WARM_UP_S = 60
 
 MARKERS_READ = 50
 """Markers at the end of each partition that the warm-up reads."""
-
-_NEVER = 2**62
-"""A marker offset that no log reaches: TICKs below it decide nothing."""
 
 
 def warm_up(spark: SparkSession, queue: str, settings: Settings) -> bool:
@@ -95,15 +91,10 @@ def _run_batch(spark: SparkSession, layout: QueueLayout, queue: str, settings: S
         fail_on_removed=False,
         tasks=tracker.state_partitions,
     )
-    fold_settings = FoldSettings(
-        markers_topic=topics.markers_topic,
-        local_rules=rules_of(settings, queue),
-        decide_from=dict.fromkeys(range(layout.partition_count), _NEVER),
-    )
     batches: list[int] = []
     query = build_query(
         read_markers(spark, source),
-        fold_settings,
+        FoldSettings(topics.markers_topic),
         lambda batch_id, _outcomes: batches.append(batch_id),
         query_name=f"kmq-warm-up-{queue}",
         checkpoint=checkpoint,

@@ -30,7 +30,6 @@ class TrackerStats:
         redelivered: Messages sent to the queue topic again.
         expired: Messages dropped because their TTL had expired.
         dead_lettered: Messages sent to the dead-letter topic.
-        restarts: Restarts of the query.
         lateness_ms: Lateness of the newest redeliveries, milliseconds: append time minus deadline, broker clock.
         statuses: Newest status by markers partition.
     """
@@ -39,7 +38,6 @@ class TrackerStats:
     redelivered: int = 0
     expired: int = 0
     dead_lettered: int = 0
-    restarts: int = 0
     lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=LATENESS_KEPT))
     statuses: dict[int, Status] = field(default_factory=dict)
 

@@ -7,7 +7,8 @@ Rule 2: A partition gets at most one TICK per `interval_ms`, and none while noth
 clock is behind that of the partition (`core.clock`), it gets one every `BEHIND_INTERVAL_S`, since the partition's clock
 advances only with records.
 Rule 3: No lock is held while a record is produced.
-Rule 4: A producer with a fatal error is replaced. If an exception ends the thread, it is kept as `failure`, and the
+Rule 4: the producer is not fenced: a TICK that is written too late names an old term and decides nothing.
+Rule 5: A producer with a fatal error is replaced. If an exception ends the thread, it is kept as `failure`, and the
 tracker then fails its query.
 
 The delivery report of a TICK contains its append time. From it this thread estimates the broker's clock, so that it can
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.core.clock import LONGEST_STEP_MS
+from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.pauses import RateLimit
-from kmq_spark.wire.codec import TICK
+from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -134,6 +136,7 @@ class Ticker(threading.Thread):
     Attributes:
         periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
         failure: The exception that ended the thread; None while it runs, and after `stop`.
+        term: The term that the TICKs name; 0 before the first.
     """
 
     def __init__(
@@ -153,6 +156,8 @@ class Ticker(threading.Thread):
         self._partitions = {partition: _PartitionTicks() for partition in range(partition_count)}
         self.periodic_work: Callable[[], None] | None = None
         self.failure: Exception | None = None
+        self.term = 0
+        self._tick = encode_marker(Marker(MarkerType.TICK))
         self._lock = threading.Lock()
         self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
@@ -162,6 +167,18 @@ class Ticker(threading.Thread):
         self._reported_partitions: set[int] = set()
         self._all_reported = threading.Event()
         self._has_pauses = True
+
+    def begin_term(self, term: int) -> None:
+        """Name this term in all TICKs from now on, and write one to every partition, unless it is named already."""
+        if term == self.term:
+            return
+        with self._lock:
+            self.term, self._tick = term, encode_marker(Marker(MarkerType.TICK, term=term))
+            self._reported_partitions.clear()
+            self._all_reported.clear()
+            for ticks in self._partitions.values():
+                ticks.wants_tick = True
+        self._changed.set()
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
         """Update the state of the partitions from the outcomes of a batch."""
@@ -346,7 +363,7 @@ class Ticker(threading.Thread):
     def _write(self, partition: int) -> None:
         on_delivery = partial(self._report, time.monotonic())
         try:
-            self._producer.produce(self._topic, value=TICK, partition=partition, on_delivery=on_delivery)
+            self._producer.produce(self._topic, value=self._tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
             self._note_fatal(error.args[0])
             self._request_tick(partition)

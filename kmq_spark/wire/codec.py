@@ -23,6 +23,7 @@ from kmq_spark.core.markers import (
     MAX_MESSAGES_PER_MARKER,
     MAX_QUEUE_PARTITION,
     MAX_REDELIVER_AFTER_MS,
+    MAX_TERM,
     MAX_TEXT_CHARS,
     Marker,
     MarkerType,
@@ -40,10 +41,9 @@ if TYPE_CHECKING:
 VERSION = 0
 """The version that this build writes, and the highest one that it reads: V1 of kafka-mq-go, which is 0 on the wire."""
 
-_TICK = Marker(type=MarkerType.TICK)
 _TYPES = {int(marker_type): marker_type for marker_type in MarkerType}
 _OUTCOMES = {int(outcome): outcome for outcome in Outcome}
-_WITHOUT_MESSAGES = frozenset({MarkerType.TICK, MarkerType.RULES})
+_WITHOUT_MESSAGES = frozenset({MarkerType.TICK, MarkerType.RULES, MarkerType.TERM})
 _BACKOFFS = {int(kind): kind for kind in BackoffKind}
 _RELEASES = {int(release): release for release in Release}
 _MALFORMED = "find its writer: only kmq-spark and kafka-mq-go may write to a markers topic"
@@ -71,6 +71,8 @@ def encode_marker(marker: Marker) -> bytes:
         message.message_id.offset = -1
         if marker.type is MarkerType.RULES:
             _put_rules(message, marker.rules)
+        else:
+            message.term = _checked_term(marker.type, marker.term, "cannot write marker: {}; please report this bug")
         return _bytes_of(message)
     fault = _fault_of(marker.queue_partition, marker.ranges, marker.redeliver_after_ms, marker.due_at_ms)
     if fault:
@@ -83,6 +85,7 @@ def encode_marker(marker: Marker) -> bytes:
     if marker.type is MarkerType.END:
         message.outcome = int(marker.outcome)  # type: ignore[assignment]  # as above
         message.reason = _sent_text(marker.reason)
+        message.term = marker.term
     else:
         message.redeliver_after_ms = marker.redeliver_after_ms
     if marker.type is MarkerType.START:
@@ -163,7 +166,10 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
         if outcome is None:
             raise _unsupported("outcome", message.outcome, max(Outcome))
         reason = message.reason[:MAX_TEXT_CHARS]
-        return Marker(marker_type, queue_partition, ranges, outcome=outcome, reason=reason, consumer_id=consumer_id)
+        return Marker(
+            marker_type, queue_partition, ranges, outcome=outcome, reason=reason, consumer_id=consumer_id,
+            term=_checked_term(marker_type, message.term),
+        )  # fmt: skip
     release = _RELEASES.get(message.release)
     if release is None:
         raise _unsupported("release", message.release, max(Release))
@@ -182,7 +188,7 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
 
 
 def _without_messages(message: marker_pb2.Marker, marker_type: MarkerType) -> Marker:
-    """Decode a TICK or RULES marker."""
+    """Decode a TICK, RULES or TERM marker."""
     got = (message.message_id.partition, message.message_id.offset)
     if message.ranges or (message.HasField("message_id") and got != (-1, -1)):
         raise MalformedRecordError(
@@ -191,7 +197,15 @@ def _without_messages(message: marker_pb2.Marker, marker_type: MarkerType) -> Ma
     consumer_id = message.consumer_id[:MAX_TEXT_CHARS]
     if marker_type is MarkerType.RULES:
         return Marker(marker_type, consumer_id=consumer_id, rules=_rules_of(message))
-    return Marker(marker_type, consumer_id=consumer_id) if consumer_id else _TICK
+    return Marker(marker_type, consumer_id=consumer_id, term=_checked_term(marker_type, message.term))
+
+
+def _checked_term(marker_type: MarkerType, term: int, text: str = f"{{}}; {_MALFORMED}") -> int:
+    least = 1 if marker_type is MarkerType.TERM else 0
+    if not least <= term <= MAX_TERM:
+        fault = f"term of a {marker_type.name} out of bounds: got {term!r}, allowed {least} to {MAX_TERM}"
+        raise MalformedRecordError(text.format(fault))
+    return term
 
 
 def _put_rules(message: marker_pb2.Marker, rules: QueueRules | None) -> None:
@@ -264,12 +278,3 @@ def _unsupported(what: str, got: int, known: int) -> UnsupportedVersionError:
 def _sent_text(text: str) -> str:
     """Truncate a text and replace lone surrogates (from undecodable file names), which UTF-8 cannot encode."""
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode("utf-8")
-
-
-TICK = encode_marker(_TICK)
-"""
-A TICK, the marker that advances the clock of a markers partition.
-
-Source: an addition of kmq-spark; kafka-mq-go uses the append times of the other markers as its clock, and the host's
-clock if there are none.
-"""

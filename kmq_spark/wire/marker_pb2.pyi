@@ -52,7 +52,7 @@ class Rules(_message.Message):
     def __init__(self, version: _Optional[int] = ..., max_deliveries: _Optional[int] = ..., backoff: _Optional[_Union[Rules.Backoff, str]] = ..., backoff_initial_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., backoff_jitter: _Optional[float] = ..., dead_letters_expired: _Optional[bool] = ...) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "ranges", "delivery_count", "outcome", "reason", "consumer_id", "never_handed_out", "release", "due_at_ms", "rules")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "ranges", "delivery_count", "outcome", "reason", "consumer_id", "never_handed_out", "release", "due_at_ms", "rules", "term")
     class Version(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         V1: _ClassVar[Marker.Version]
@@ -64,11 +64,13 @@ class Marker(_message.Message):
         KEEPALIVE: _ClassVar[Marker.Type]
         TICK: _ClassVar[Marker.Type]
         RULES: _ClassVar[Marker.Type]
+        TERM: _ClassVar[Marker.Type]
     START: Marker.Type
     END: Marker.Type
     KEEPALIVE: Marker.Type
     TICK: Marker.Type
     RULES: Marker.Type
+    TERM: Marker.Type
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACKED: _ClassVar[Marker.Outcome]
@@ -104,6 +106,7 @@ class Marker(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     DUE_AT_MS_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     version: Marker.Version
     type: Marker.Type
     message_id: MessageID
@@ -119,4 +122,5 @@ class Marker(_message.Message):
     release: Marker.Release
     due_at_ms: int
     rules: Rules
-    def __init__(self, version: _Optional[_Union[Marker.Version, str]] = ..., type: _Optional[_Union[Marker.Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., delivery_count: _Optional[int] = ..., outcome: _Optional[_Union[Marker.Outcome, str]] = ..., reason: _Optional[str] = ..., consumer_id: _Optional[str] = ..., never_handed_out: _Optional[bool] = ..., release: _Optional[_Union[Marker.Release, str]] = ..., due_at_ms: _Optional[int] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ...) -> None: ...
+    term: int
+    def __init__(self, version: _Optional[_Union[Marker.Version, str]] = ..., type: _Optional[_Union[Marker.Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., delivery_count: _Optional[int] = ..., outcome: _Optional[_Union[Marker.Outcome, str]] = ..., reason: _Optional[str] = ..., consumer_id: _Optional[str] = ..., never_handed_out: _Optional[bool] = ..., release: _Optional[_Union[Marker.Release, str]] = ..., due_at_ms: _Optional[int] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...

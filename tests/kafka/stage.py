@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.kafka.queue_rules import checked_rules, write_rules
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.queue_tracker import QueueTracker
@@ -37,14 +38,20 @@ class Stage:
         self.folder = folder
         self.queue = queue
         self.layout: QueueLayout = create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=2)
+        self._rules_version = 0
+        self.put_rules(max_deliveries=3)
 
-    def settings(self, checkpoint: str = "checkpoint", *, max_deliveries: int = 3, **tracker: object) -> Settings:
+    def put_rules(self, **rules: object) -> None:
+        """Write the next version of the queue's rules; those not named have their defaults."""
+        put_rules(self.queue, self.bootstrap_servers, self._rules_version, **rules)
+        self._rules_version += 1
+
+    def settings(self, checkpoint: str = "checkpoint", **tracker: object) -> Settings:
         """Return the settings of a tracker of this queue."""
         return load_settings(
             None,
             {
                 "kafka": {"bootstrap_servers": self.bootstrap_servers},
-                "queue": {"max_deliveries": max_deliveries},
                 "tracker": {
                     "checkpoint_dir": str(self.folder / checkpoint), "state_partitions": 2, "commit_interval_ms": 500,
                     **tracker,
@@ -87,6 +94,11 @@ class Stage:
             queue_tracker.stop()
             thread.join(COMES_S)
         assert not failure, failure
+
+
+def put_rules(queue: str, bootstrap_servers: str, expected_version: int = 0, **rules: object) -> None:
+    """Write rules of a queue; those not named have their defaults."""
+    write_rules(queue, checked_rules(rules), expected_version=expected_version, bootstrap_servers=bootstrap_servers)
 
 
 def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = COMES_S, *, ack: bool = False) -> list[Message]:

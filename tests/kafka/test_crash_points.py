@@ -17,6 +17,7 @@ from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import check_queue, create_queue
 from kmq_spark.tracker.once import track_once
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, seen, wait_until
+from tests.kafka.stage import put_rules
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
@@ -49,9 +50,8 @@ def run(program: list[str], point: str = "") -> int:
 
 
 def settings_of(queue: Queue) -> Settings:
-    """Return the settings of a tracker without a limit."""
-    kafka: dict[str, object] = {"bootstrap_servers": queue.bootstrap_servers}
-    return load_settings(None, {"kafka": kafka, "queue": {"max_deliveries": 0}})
+    """Return the settings of a tracker."""
+    return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}})
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ def settings_of(queue: Queue) -> Settings:
 )
 def test_consumer_killed_as_it_renews_leaves_its_messages_to_the_tracker(queue: Queue, point: str, what: str) -> None:
     """Whether the longer lease is durable or not: each message comes again, once, when its lease is over."""
+    put_rules(queue.name, queue.bootstrap_servers, max_deliveries=0)
     queue.send("a", "b")
     assert run(["-c", HOLDER, queue.name, queue.bootstrap_servers, what], point) == EXIT_CODE
     started = sum(len(covered(each.marker)) for each in queue.markers(MarkerType.START))

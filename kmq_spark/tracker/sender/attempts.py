@@ -24,7 +24,7 @@ from kmq_spark.tracker.sender.records import Ends, common_headers, final_decisio
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kmq_spark.core.policy import Rules
+    from kmq_spark.core.policy import QueueRules
     from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.kafka.records import RejectedRecords
     from kmq_spark.kafka.transaction import OnDelivery, Record
@@ -53,7 +53,7 @@ class Attempt:
         runs: Decisions with their payloads.
         rejected_records: Records that the broker rejected in earlier attempts; this attempt adds to them.
         topics: Topics of the queue.
-        rules: Rules of the queue.
+        rules: QueueRules of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
         is_first: Whether no attempt at these decisions has failed.
 
@@ -72,7 +72,7 @@ class Attempt:
         runs: Sequence[DueRun],
         rejected_records: RejectedRecords,
         topics: QueueTopics,
-        rules: Rules,
+        rules: QueueRules,
         dead_letter_partitions: int,
         *,
         is_first: bool = True,

@@ -4,7 +4,7 @@ The decisions of one batch, in the order in which their payloads are read.
 Rule 1: Decisions stay in runs until their payloads are read: a million decisions must not be a million objects.
 Rule 2: If a batch contains two decisions on one message, its payload is read once, and both are carried out, in their
 order. The log contains the END of the first decision between them, so the second is about a new lease
-(`core/unconfirmed.py`).
+(`core/marks.py`).
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
 """
 The positions that the sender commits: how far each markers partition is folded.
 
-Rule 1: A position never moves back, except to the value from before a batch that failed.
-Rule 2: This file only keeps the positions; `RedeliverySender` commits them.
+Rule 1: a position never moves back.
+Rule 2: a position means folded, not sent: what is decided and not yet confirmed is still needed (`Position`).
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kmq_spark.kafka.positions import Heartbeat, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.core.state import Status
@@ -34,7 +33,6 @@ class SenderPositions:
     """
 
     def __init__(self, tracker_id: str) -> None:
-        """Begin without positions."""
         self._tracker_id = tracker_id
         self.current: dict[int, Position] = {}
         self.committed: dict[int, Position] = {}
@@ -42,16 +40,10 @@ class SenderPositions:
         self._statuses: dict[int, Status] = {}
         self._reported_partitions: frozenset[int] = frozenset()  # partitions that a batch since `load` has reported on
 
-    def load(self, resume: ResumePoint, committed: Mapping[int, Position]) -> None:
-        """
-        Begin where a tracker begins.
-
-        Args:
-            resume: Where the tracker begins.
-            committed: Positions as the former tracker left them, by markers partition.
-        """
+    def load(self, resume: ResumePoint) -> None:
+        """Begin where a tracker begins."""
         self.current = {p: at._replace(tracker_id=self._tracker_id) for p, at in resume.positions.items()}
-        self.committed = dict(committed)
+        self.committed = dict(resume.positions)
         self._topic_id = resume.topic_id
         self._statuses, self._reported_partitions = {}, frozenset()
 
@@ -96,16 +88,6 @@ class SenderPositions:
     def note_committed(self, positions: Mapping[int, Position]) -> None:
         """Note that these positions are committed."""
         self.committed |= positions
-
-    @contextmanager
-    def restored_on_error(self) -> Iterator[None]:
-        """Restore the positions of now if the block raises, because `RedeliverySender.close` commits the positions."""
-        before = dict(self.current), self._reported_partitions
-        try:
-            yield
-        except BaseException:
-            self.current, self._reported_partitions = before
-            raise
 
     def heartbeat(self, partition: int, *, is_stopped: bool, snapshot_lag: int) -> Heartbeat:
         """Return what the commit of a partition reports about the tracker; see `Heartbeat`."""

@@ -38,17 +38,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kmq_spark.core.policy import Rules
+    from kmq_spark.core.policy import QueueRules
     from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.tracker.sender.due_decisions import DueRun
 
-UNREADABLE_BYTES = 65_536
-"""
-Most bytes kept of a record that is not a marker: enough to identify it, too little to flood the dead-letter topic.
-"""
 
-
-def common_headers(run: DueRun, topics: QueueTopics, rules: Rules) -> CommonHeaders | None:
+def common_headers(run: DueRun, topics: QueueTopics, rules: QueueRules) -> CommonHeaders | None:
     """Return the headers of the copies of a run; None if even a message without headers is not redelivered."""
     decision = _with_headers(run, {}, -1, rules)
     if decision.outcome is not Outcome.REDELIVERED:
@@ -63,7 +58,7 @@ def common_headers(run: DueRun, topics: QueueTopics, rules: Rules) -> CommonHead
     )
 
 
-def final_decision(run: DueRun, rejection_count: int, topics: QueueTopics, rules: Rules) -> DueRun:
+def final_decision(run: DueRun, rejection_count: int, topics: QueueTopics, rules: QueueRules) -> DueRun:
     """
     Return the final decision on a message, with the payload to send.
 
@@ -75,7 +70,7 @@ def final_decision(run: DueRun, rejection_count: int, topics: QueueTopics, rules
         rejection_count: How often the broker rejected the message as too large. Once: it becomes a dead letter. Twice:
             a dead letter without payload.
         topics: Topics of the queue.
-        rules: Rules of the queue.
+        rules: QueueRules of the queue.
     """
     (message,) = run.messages
     if message is not None:
@@ -97,7 +92,7 @@ def final_decision(run: DueRun, rejection_count: int, topics: QueueTopics, rules
     return run._replace(outcome=Outcome.DEAD_LETTERED, reason=_joined(run.reason, reason), messages=[message])
 
 
-def _with_headers(run: DueRun, headers: dict[str, bytes | None], sent_at_ms: int, rules: Rules) -> DueRun:
+def _with_headers(run: DueRun, headers: dict[str, bytes | None], sent_at_ms: int, rules: QueueRules) -> DueRun:
     """Return the decision corrected by the headers: deliveries that no START counted, last error, expired TTL."""
     if run.is_silent and run.delivery_count <= (counted := delivery_count_of(headers)):
         # A START of kafka-mq-go contains no delivery count; one of ours contains the header's count + 1. Only silent
@@ -187,8 +182,8 @@ class Ends:
             runs = self._runs[run.marker_partition, run.queue_partition, run.outcome, reason]
             runs.append((run.message_offset, len(run.messages)))
 
-    def records(self, topics: QueueTopics, tracker_id: str) -> Iterator[OutgoingRecord]:
-        """Yield the ENDs; *tracker_id* is written as their `consumer_id`."""
+    def records(self, topics: QueueTopics, tracker_id: str, term: int) -> Iterator[OutgoingRecord]:
+        """Yield the ENDs of a tracker in a term."""
         for (marker_partition, queue_partition, outcome, reason), runs in self._runs.items():
             for message_offsets in _rounds(spread(*np.array(runs).T)[1]):
                 for ranges in cut_ranges(message_offsets):
@@ -199,6 +194,7 @@ class Ends:
                         outcome=outcome,
                         reason=reason,
                         consumer_id=tracker_id,
+                        term=term,
                     )
                     yield OutgoingRecord(topics.markers_topic, marker_partition, None, encode_marker(marker), [])
 

@@ -1,17 +1,20 @@
 """
 Carry out the tracker's decisions exactly once: messages, dead letters, ENDs and offsets in one Kafka transaction.
 
-Rule 1: The record that a decision causes and its END commit together or not at all. So the markers topic states what is
-done. A tracker that has read it to its end (`ResumePoint.decide_from`) sends nothing twice, whatever crashed before.
-Rule 2: A batch with many decisions is sent in several transactions. The last one contains the offsets.
-Rule 3: No message is lost without notice: a message that cannot be redelivered becomes a dead letter with the reason.
+Rule 1: the record that a decision causes and its END commit together or not at all.
+Rule 2: only decisions of the newest term of this tracker are sent. A term begins with a new producer, which ends every
+older transaction, and a TERM in every markers partition. Whatever older terms committed lies below it.
+Rule 3: a transaction that the producer has certainly aborted is tried again. After any other failure a new term begins,
+and the fold decides anew what is still due. No outcome is looked up.
 
-Source: KIP-98, KIP-447 (consume-process-produce); docs/design.md explains why this is correct.
+Source: KIP-98, KIP-447 (consume-process-produce); docs/internals/design.md, "The argument".
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.core.policy import Rules
+from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
@@ -34,20 +37,22 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
+from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.pauses import RateLimit
-from kmq_spark.tracker.producer import TrackerProducer
-from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.tracker.sender.due_decisions import DueDecisions, in_chunks
 from kmq_spark.tracker.sender.limits import SenderLimits
 from kmq_spark.tracker.sender.positions import SenderPositions
 from kmq_spark.tracker.sender.read_ahead import one_ahead
+from kmq_spark.tracker.sender.rules import TrackerRules
 from kmq_spark.tracker.sender.sent import Sent
+from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.core.policy import QueueRules
     from kmq_spark.kafka.positions import LogBeginning
     from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
@@ -65,6 +70,18 @@ UNREADABLE_LOG_INTERVAL_S = 60.0
 HEARTBEAT_S = 5.0
 """Longest time between two offset commits, so that monitoring can distinguish an idle tracker from a dead one."""
 
+FENCED_WAIT_S = 2.0
+"""
+How long a fenced tracker reads on for the TERM of a newer one. Without one the broker gave its transaction up, as it
+does after a suspension, and it begins a new term. Two trackers that fence each other send nothing twice.
+"""
+
+MOST_FAILED_TERMS = 5
+"""So many terms in a row without a transaction that was committed are an error of the query, which backs off."""
+
+OPEN_ATTEMPTS = 3
+"""How often a starting tracker begins its first term if an older one fences it meanwhile."""
+
 
 class RedeliverySender:
     """
@@ -75,12 +92,12 @@ class RedeliverySender:
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings of the operator.
         limits: Limits of the transactions; None: the defaults.
-        rules: Rules from the tracker's settings. The sender applies those that need the payload, such as the TTL.
-        rules_reader: Reads the rules of the queue, which override *rules*; closed with the sender.
+        rules_reader: Reads the rules of the queue; closed with the sender.
 
     Attributes:
         topics: Topic and group names of the queue.
-        tracker_id: Id of this tracker; it signs the group's offsets with it.
+        tracker_id: Id of this tracker; its TERMs and the metadata of the group's offsets contain it.
+        term: Number of the newest term of this tracker; 0 before the first.
         snapshot_lag: Batches since the last uploaded snapshot of the state; the offset commits contain it.
         committed_at_epoch_s: Time of the last offset commit, epoch seconds, this host's clock; 0 before the first.
     """
@@ -92,15 +109,18 @@ class RedeliverySender:
         bootstrap_servers: str,
         extra: Mapping[str, str] | None = None,
         limits: SenderLimits | None = None,
-        rules: Rules | None = None,
-        rules_reader: RulesReader | None = None,
+        rules_reader: RulesReader,
     ) -> None:
-        """Create the clients that only read; `open` creates the producer."""
         self.topics = layout.topics
         self._dead_letter_count = layout.dead_letter_partition_count
+        self._partitions = range(layout.partition_count)
         self._limits = limits or SenderLimits()
         self.tracker_id = new_client_id("tracker")
-        self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
+        self.term = 0
+        self._unread = set(self._partitions)  # partitions in which the fold has not read the TERM of the newest term
+        self._fenced_at_s: float | None = None
+        self._failed_terms = 0
+        self._rules = TrackerRules(layout.topics, rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
         self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout)
         self._unreadable_limit = RateLimit(UNREADABLE_LOG_INTERVAL_S)
@@ -108,13 +128,8 @@ class RedeliverySender:
         self._tracker_positions = TrackerPositions(
             reading, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout
         )
-        self._producer = TrackerProducer(
-            self._producer_config(layout, bootstrap_servers, extra),
-            self._limits.timeout,
-            self._tracker_positions,
-            self.tracker_id,
-            layout.topics.queue,
-        )
+        self._config = self._producer_config(layout, bootstrap_servers, extra)
+        self._producer: TransactionalProducer | None = None
         self._positions = SenderPositions(self.tracker_id)
         self._is_stopping = False
         self.snapshot_lag = 0
@@ -142,142 +157,104 @@ class RedeliverySender:
         return config
 
     @property
-    def known_ids(self) -> frozenset[str]:
-        """Ids of the trackers of this queue up to and including this one; complete after `open`."""
-        return self._producer.known_ids
+    def unread(self) -> frozenset[int]:
+        """Markers partitions whose newest TERM of this tracker is not read yet. The tracker is ready without any."""
+        return frozenset(self._unread)
 
-    def open(self, known_ids: Collection[str] = ()) -> ResumePoint:
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a transaction was refused as that of an older tracker, and no new term has begun since."""
+        return self._fenced_at_s is not None
+
+    def open(self, own_ids: Collection[str] = ()) -> ResumePoint:
         """
-        Take over the queue: fence older trackers, read where to begin, sign the group's offsets, write missing RULES.
+        Take over the queue: begin the first term, and read where to begin.
 
         Args:
-            known_ids: For a tracker that restarts: its `known_ids` from before. A tracker with another id that has
-                signed since then is newer and keeps the queue. Empty: take over from every tracker.
+            own_ids: For a tracker that restarts, its ids from before: if another one has begun a term since, it is
+                newer and keeps the queue. Empty: take over from every tracker.
 
         Returns:
             Where the tracker begins.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
-            FencedError: A newer tracker took over while this one was starting, or before it restarted.
+            FencedError: A newer tracker has the queue.
         """
         with self._lock:
-            # What the fencing cannot change is read beside it: redelivery is away until the sender is open.
-            with ThreadPoolExecutor(2, "kmq-open") as pool:
+            if own_ids:
+                self._check_not_replaced(own_ids)
+            # What the fencing cannot change is read beside it: redelivery is away until the first batch.
+            with ThreadPoolExecutor(1, "kmq-open") as pool:
                 beginning = pool.submit(self._tracker_positions.beginning)
-                rules = pool.submit(self._rules.read)
-                self._producer.open(known_ids)
+                self._replace_producer()
             resume = self._resume_point(beginning.result())
             failpoint("tracker.positions-read")
-            self._positions.load(resume, resume.positions)
-            self._producer.note_older({at.tracker_id for at in resume.positions.values()})
-            rules.result()
-            self._rules.load(resume)
-            positions = self._positions
-            self._transact([], self._rules.records(positions.current), list(positions.current), Sent())
-            self._rules.note_written(positions.current)
-            failpoint("tracker.signed")
+            self._positions.load(resume)
+            self._rules.read_first(resume.rules.values())
+            for left in reversed(range(OPEN_ATTEMPTS)):
+                try:
+                    self._write_term()
+                    break
+                except FencedError:
+                    # An older tracker has begun another term. It ends as soon as it reads ours.
+                    if not left:
+                        raise
+                    self._replace_producer()
             return resume
-
-    def _resume_point(self, beginning: LogBeginning) -> ResumePoint:
-        try:
-            return self._tracker_positions.resume_point(beginning)
-        except KafkaClientError as error:
-            if error.code != NO_ANSWER:
-                raise
-            place = TopicPartition(self.topics.markers_topic, 0, 0)
-            self._producer.discard_pending_offsets([place], self._tracker_positions.group_metadata())
-            return self._tracker_positions.resume_point(beginning)
-
-    def refresh_rules(self) -> None:
-        """
-        Check every few seconds whether the rules of the queue changed, and write new rules to the markers topic.
-
-        Raises:
-            FencedError: A newer tracker has taken over.
-            KafkaClientError: The rules could not be written; the rules in the log stay in force.
-        """
-        rules = self._rules.check()
-        with self._lock:
-            self._rules.adopt(rules)
-            positions = self._positions
-            records = self._rules.records(positions.current) if self._producer.is_open else []
-            if records:
-                self._transact([], records, [], Sent())
-                self._rules.note_written(positions.current)
 
     def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         """
-        Carry out the decisions of a batch.
+        Carry out the decisions of a batch that are of the newest term of this tracker.
 
         Args:
             outcomes: One per markers partition.
 
         Returns:
-            What was sent; all of it is committed.
+            What was sent and committed. After a failure of a transaction this is a part: a new term has begun, and the
+            fold decides the rest anew.
 
         Raises:
-            FencedError: A newer tracker has taken over. The open transaction was not committed.
-            KafkaClientError: A transaction failed, or its outcome is unknown. The sender must be opened again before
-                anything is decided.
+            FencedError: A newer tracker has taken over.
+            KafkaClientError: No new term can begin.
         """
-        with self._lock, self._positions.restored_on_error():
-            return self._deliver(outcomes)
+        with self._lock:
+            self._note(outcomes)
+            self._follow_terms(outcomes)
+            sent = Sent()
+            self._guarded(lambda: self._deliver([each for each in outcomes if each.status.term == self.term], sent))
+            if sent.nonexistent:
+                logger.warning(
+                    "%d messages of %s ended as expired: their markers name offsets that the queue topic does not "
+                    "have; find the client that writes them, or check whether the topic was deleted and created again",
+                    sent.nonexistent, self.topics,
+                    extra={"action": "nonexistent_messages", "queue": str(self.topics)},
+                )  # fmt: skip
+            return sent
 
-    def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
-        sent = Sent()
-        self._note(outcomes)
-        decisions = DueDecisions(outcomes)
-        left = len(decisions)
-        # While one chunk commits, another thread reads the payloads of the next one. Kafka's clients read and write in
-        # threads of their own.
-        with closing(one_ahead(in_chunks(self._due_runs(decisions), self._limits))) as chunks:
-            for chunk in chunks:
-                left -= sum(len(run.messages) for run in chunk)
-                if not left:
-                    break
-                self._transact(chunk, [], [], sent)
-                failpoint("tracker.chunk-committed")
-            else:
-                chunk = []
-                if left:
-                    message = (
-                        f"{left} decisions of {self.topics} were not carried out: this is a bug; nothing is committed"
-                    )
-                    raise KmqError(message)
-            # Only the last transaction may commit the offsets: a committed offset means that everything was sent.
-            if chunk or self._is_commit_due():
-                self._transact(chunk, [], list(self._positions.current), sent)
-        if sent.nonexistent:
-            logger.warning(
-                "%d messages of %s ended as expired: their markers name offsets that the queue topic does not have; "
-                "find the client that writes them, or check whether the topic was deleted and created again",
-                sent.nonexistent, self.topics, extra={"action": "nonexistent_messages", "queue": str(self.topics)},
-            )  # fmt: skip
-        return sent
-
-    def commit_read_to(self, read_to: Mapping[int, int]) -> None:
+    def tend(self, read_to: Mapping[int, int]) -> None:
         """
-        Commit the positions of an idle queue, if that is due; also when they have not changed, as a heartbeat.
+        Do what must not wait for a batch: write changed rules, and commit positions if that is due, as a heartbeat.
 
-        The position of a partition is not advanced until a batch since `open` has reported on the partition. A query
-        that was restarted returns at once what the earlier query had read, but only its first batch reports which
-        markers are still needed.
+        The position of a partition is not advanced before a batch has reported on it: only a batch says which markers
+        are still needed.
 
         Args:
             read_to: First marker offset that Spark has not read, by partition. It may be past the last marker, after
                 control records of transactions, which the group's lag would otherwise count permanently.
 
         Raises:
-            FencedError: A newer tracker has taken over.
-            KafkaClientError: The commit failed.
+            KafkaClientError: No new term can begin.
         """
+        changed = self._rules.changed()
         with self._lock:
-            if not self._is_commit_due():
-                return
-            self._positions.advance_idle(read_to)
-            # Also without a change: this is the heartbeat, and Kafka deletes offsets that are not committed for a week.
-            self._transact([], [], list(self._positions.current), Sent())
+            if changed is not None:
+                self._guarded(lambda: self._write_rules(changed))
+            if self._is_commit_due():
+                self._positions.advance_idle(read_to)
+                # Also without a change: this is the heartbeat, and Kafka deletes offsets that are not committed for a
+                # week.
+                self._guarded(lambda: self._transact(positions=list(self._positions.current)))
 
     def close(self, *, is_stopped: bool = False) -> None:
         """
@@ -292,7 +269,8 @@ class RedeliverySender:
         with self._lock:
             try:
                 self._is_stopping = is_stopped
-                self._commit_positions()
+                if self.term and self._producer is not None and (is_stopped or self._positions.is_changed):
+                    self._transact(positions=list(self._positions.current))
             except FencedError:
                 pass  # the newer tracker commits the positions
             except KmqError as error:
@@ -301,16 +279,147 @@ class RedeliverySender:
                     self.topics.queue, error,
                 )  # fmt: skip
             finally:
-                self._producer.close()
+                self._close_producer()
                 for client in (self._payloads, self._tracker_positions, self._rules):
                     client.close()
 
+    def _check_not_replaced(self, own_ids: Collection[str]) -> None:
+        """Look who committed the group's offsets last. An old answer costs a take-over in turn, and nothing else."""
+        newer = {at.tracker_id for at in self._tracker_positions.committed().values()}.difference(own_ids, {""})
+        if newer:
+            raise self._fenced_by(min(newer))
+
+    def _resume_point(self, beginning: LogBeginning) -> ResumePoint:
+        try:
+            return self._tracker_positions.resume_point(beginning)
+        except KafkaClientError as error:
+            if error.code != NO_ANSWER:
+                raise
+            self._discard_pending_offsets()
+            return self._tracker_positions.resume_point(beginning)
+
+    def _discard_pending_offsets(self) -> None:
+        """
+        Discard offsets that the broker keeps as pending (KIP-890): add offsets to a transaction and abort it.
+
+        The broker then also discards the pending offsets of earlier transactions of this transactional id.
+        """
+        logger.warning(
+            "cannot read the committed offsets of the tracker of %s: possibly the broker keeps offsets of an aborted "
+            "transaction as pending; discarding these and reading again",
+            self.topics, extra={"action": "pending_offsets", "queue": str(self.topics)},
+        )  # fmt: skip
+        places = [TopicPartition(self.topics.markers_topic, 0, 0)]
+        with contextlib.suppress(_DiscardedError):
+            self._open_producer().run(lambda: None, places, self._tracker_positions.group_metadata(), check=_discard)
+
+    def _open_producer(self) -> TransactionalProducer:
+        if self._producer is None:
+            raise KafkaClientError("the tracker's sender is closed: got a batch; call open() first")
+        return self._producer
+
+    def _close_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def _replace_producer(self) -> None:
+        """Create a producer: from here on no older transaction can be committed."""
+        self._close_producer()
+        self._producer = TransactionalProducer(self._config, self._limits.timeout)
+
+    def _write_term(self) -> None:
+        """Write a TERM with a fresh number to every markers partition, with the rules and the positions."""
+        term = secrets.randbits(62) + 1
+        marker = Marker(MarkerType.TERM, consumer_id=self.tracker_id, term=term)
+        records = self._rules_records(self._rules.written)
+        records += [self._marker_record(partition, marker) for partition in self._partitions]
+        self._transact(records=records, positions=list(self._positions.current))
+        self.term, self._unread, self._fenced_at_s = term, set(self._partitions), None
+        logger.info(
+            "tracker %s of %s begins term %d", self.tracker_id, self.topics, term,
+            extra={"action": "term", "queue": str(self.topics)},
+        )  # fmt: skip
+        failpoint("tracker.term-begun")
+
+    def _begin_again(self, why: object) -> None:
+        """Begin a new term with a new producer, whatever became of the last transaction."""
+        logger.warning(
+            "tracker %s of %s begins a new term and decides anew: %s", self.tracker_id, self.topics, why,
+            extra={"action": "term_again", "queue": str(self.topics)},
+        )  # fmt: skip
+        self._failed_terms += 1
+        if self._failed_terms > MOST_FAILED_TERMS:
+            raise KafkaClientError(
+                f"the tracker of {self.topics} cannot carry out its decisions: got {why} in {MOST_FAILED_TERMS} terms "
+                "in a row; check the broker",
+                code="_FAIL",
+                retriable=True,
+            )
+        try:
+            self._replace_producer()
+            self._write_term()
+        except FencedError:
+            self._fenced_at_s = time.monotonic()
+
+    def _guarded(self, transact: Callable[[], None]) -> None:
+        """Run transactions of the present term. If one was not certainly committed, begin a new term."""
+        try:
+            if self._fenced_at_s is None:
+                transact()
+                self._failed_terms = 0
+                return
+        except FencedError as error:
+            logger.warning("tracker %s of %s reads on: %s", self.tracker_id, self.topics, error)
+            self._fenced_at_s = time.monotonic()
+            return
+        except KafkaClientError as error:
+            if not error.retriable:
+                raise
+            self._begin_again(error)
+            return
+        if time.monotonic() - self._fenced_at_s > FENCED_WAIT_S:
+            self._begin_again("the broker gave its transaction up")
+
+    def _follow_terms(self, outcomes: Sequence[PartitionOutcome]) -> None:
+        """Note where this tracker's TERM is read. Raise `FencedError` if the TERM of another one lies above it."""
+        for outcome in outcomes:
+            partition, status = outcome.marker_partition, outcome.status
+            if partition >= len(self._partitions):
+                # The topic has more partitions than before: no TICK decides in a partition without a TERM.
+                self._partitions = range(partition + 1)
+                self._begin_again(f"{self.topics.markers_topic} has a new partition {partition}")
+            elif status.term == self.term:
+                self._unread.discard(partition)
+            elif partition not in self._unread:
+                if status.term_by != self.tracker_id:
+                    raise self._fenced_by(status.term_by)
+                self._begin_again(f"an old TERM stands in {self.topics.markers_topic}[{partition}] again")
+
+    def _fenced_by(self, newer: str) -> FencedError:
+        return FencedError(
+            f"tracker {self.tracker_id} of {self.topics} was fenced: newer tracker {newer} has taken over; this one "
+            "ends"
+        )
+
+    def _deliver(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
+        decisions = DueDecisions(outcomes)
+        left = len(decisions)
+        # While one chunk commits, another thread reads the payloads of the next one. Kafka's clients read and write in
+        # threads of their own.
+        with closing(one_ahead(in_chunks(self._due_runs(decisions), self._limits))) as chunks:
+            for chunk in chunks:
+                left -= sum(len(run.messages) for run in chunk)
+                positions = list(self._positions.current) if not left else []
+                self._transact(chunk, positions=positions, sent=sent)
+                failpoint("tracker.chunk-committed")
+        if left:
+            raise KmqError(f"{left} decisions of {self.topics} were not carried out: this is a bug")
+        if self._is_commit_due():
+            self._transact(positions=list(self._positions.current))
+
     def _is_commit_due(self) -> bool:
         return time.monotonic() - self._committed_at_s > min(self._limits.commit_interval_ms / 1000, HEARTBEAT_S)
-
-    def _commit_positions(self) -> None:
-        if self._producer.is_open and (self._is_stopping or self._positions.is_changed):
-            self._transact([], [], list(self._positions.current), Sent())
 
     def _note(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:
@@ -329,43 +438,65 @@ class RedeliverySender:
             for payloads in self._payloads.read_slices(decisions.message_offsets()):
                 yield from decisions.with_payloads(payloads)
 
+    def _write_rules(self, rules: QueueRules) -> None:
+        self._transact(records=self._rules_records(rules))
+        self._rules.written = rules
+
+    def _rules_records(self, rules: QueueRules) -> list[OutgoingRecord]:
+        if not rules.version:
+            return []
+        marker = Marker(MarkerType.RULES, consumer_id=self.tracker_id, rules=rules)
+        return [self._marker_record(partition, marker) for partition in self._partitions]
+
+    def _marker_record(self, marker_partition: int, marker: Marker) -> OutgoingRecord:
+        return OutgoingRecord(self.topics.markers_topic, marker_partition, None, encode_marker(marker), [])
+
     def _transact(
-        self, runs: list[DueRun], other_records: list[OutgoingRecord], partitions: list[int], sent: Sent
+        self,
+        runs: Sequence[DueRun] = (),
+        *,
+        records: Sequence[OutgoingRecord] = (),
+        positions: Sequence[int] = (),
+        sent: Sent | None = None,
     ) -> None:
-        """Send what runs need with their ENDs, other records and the positions of *partitions* in one transaction."""
+        """Send what runs need with their ENDs, other records, and positions of partitions, in one transaction."""
+        producer = self._open_producer()
         rejected_records = RejectedRecords()
         attempts: list[Attempt] = []
 
         def work() -> None:
             attempt = Attempt(
-                runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count,
+                runs, rejected_records, self.topics, self._rules.written, self._dead_letter_count,
                 is_first=not attempts,
             )  # fmt: skip
             attempts.append(attempt)
-            producer = self._producer.current
             producer.send_all(attempt.records())
-            for record in (*other_records, *attempt.ends.records(self.topics, self.tracker_id)):
+            for record in (*records, *attempt.ends.records(self.topics, self.tracker_id, self.term)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 
-        committing = {partition: self._positions.current[partition] for partition in partitions}
-        positions = [
+        committing = {partition: self._positions.current[partition] for partition in positions}
+        places = [
             at.to_topic_partition(
                 self.topics.markers_topic,
-                p,
-                self._positions.heartbeat(p, is_stopped=self._is_stopping, snapshot_lag=self.snapshot_lag),
+                partition,
+                self._positions.heartbeat(partition, is_stopped=self._is_stopping, snapshot_lag=self.snapshot_lag),
             )
-            for p, at in committing.items()
+            for partition, at in committing.items()
         ]
         # Only if there are offsets to commit: the call needs a round trip to another thread of the client.
-        group = self._tracker_positions.group_metadata() if positions else None
-        self._producer.run(work, positions, group, lambda: rejected_records.total_count)
-        self._positions.note_committed(committing)
+        group = self._tracker_positions.group_metadata() if places else None
+        producer.run(work, places, group, lambda: rejected_records.total_count)
         if committing:
+            self._positions.note_committed(committing)
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
-        (*_, done) = attempts
-        sent.redelivered += done.redelivered
-        sent.expired += done.expired
-        sent.nonexistent += done.nonexistent
-        sent.dead_lettered += done.dead_lettered
-        sent.lateness_ms += done.lateness_ms
+        if sent is not None:
+            sent.add(attempts[-1])
+
+
+class _DiscardedError(Exception):
+    """Aborts a transaction on purpose."""
+
+
+def _discard() -> None:
+    raise _DiscardedError

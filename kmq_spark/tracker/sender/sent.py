@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kmq_spark.tracker.sender.attempts import Attempt
 
 
 @dataclass(slots=True)
@@ -23,3 +27,11 @@ class Sent:
     nonexistent: int = 0
     dead_lettered: int = 0
     lateness_ms: list[int] = field(default_factory=list)
+
+    def add(self, done: Attempt) -> None:
+        """Add what a committed transaction has done."""
+        self.redelivered += done.redelivered
+        self.expired += done.expired
+        self.nonexistent += done.nonexistent
+        self.dead_lettered += done.dead_lettered
+        self.lateness_ms += done.lateness_ms

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 
-def track(queue: Queue, **rules: Any) -> None:
+def track(queue: Queue) -> None:
     """Redeliver what is due, once."""
-    settings = {"kafka": {"bootstrap_servers": queue.bootstrap_servers}, "queue": {"backoff_initial_ms": 1, **rules}}
-    track_once(queue.name, load_settings(None, settings))
+    track_once(queue.name, load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}}))
 
 
 def receive(consumer: QueueConsumer, count: int, **options: Any) -> Batch:

@@ -74,27 +74,17 @@ def test_group_without_rules_has_those_of_its_queue(queue: Queue) -> None:
     assert (found.name, found.settings.max_deliveries) == (queue.name, 3)
 
 
-def test_rules_of_the_queue_go_before_the_settings_of_a_tracker(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """The tracker logs which of its settings they replace."""
+def test_limit_is_that_of_the_queue(queue: Queue) -> None:
     queue.send("a")
     put(queue, max_deliveries=1)
     drop(queue, 1)
-    ended = track_once(queue.name, settings_of(queue, max_deliveries=5))
+    ended = track_once(queue.name, settings_of(queue))
     assert (ended.redelivered, ended.dead_lettered) == (0, 1)
     (letter,) = read_all(queue.bootstrap_servers, f"{queue.name}.dlq")
     assert dict(letter.headers())["__dlq.errors.message"] == b"delivery limit reached: 1 of 1"
-    assert "max_deliveries = 5 (queue: 1)" in caplog.text
     (written,) = queue.markers(MarkerType.RULES)
     assert written.marker.rules is not None
     assert (written.marker.rules.version, written.marker.rules.max_deliveries) == (1, 1)
-
-
-def test_queue_without_rules_has_the_settings_of_its_tracker(queue: Queue) -> None:
-    """As in versions without rules; nothing is written to the queue's log."""
-    queue.send("a")
-    drop(queue, 1)
-    assert track_once(queue.name, settings_of(queue, max_deliveries=1)).dead_lettered == 1
-    assert queue.markers(MarkerType.RULES) == []
 
 
 def test_message_keeps_the_backoff_of_its_start_though_a_tracker_without_state_comes_after_the_change(
@@ -120,18 +110,17 @@ def test_change_goes_into_the_log_of_a_tracker_that_runs(make_queue: Callable[..
     """One RULES marker in every markers partition, whether messages are in flight or not."""
     queue = make_queue(2)
     settings = settings_of(queue)
-    sender = sender_of(settings, queue.name, check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers))
+    sender = sender_of(settings, check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers))
     try:
         sender.open()
         put(queue, max_deliveries=2)
 
         def versions() -> list[tuple[int, int]]:
-            sender.refresh_rules()
+            sender.tend({})
             found = queue.markers(MarkerType.RULES)
             return [(each.marker_partition, each.marker.rules.version) for each in found if each.marker.rules]
 
         assert wait_until(lambda: len(versions()) == 2)
-        sender.refresh_rules()
         assert versions() == [(0, 1), (1, 1)]
     finally:
         sender.close()
@@ -140,15 +129,10 @@ def test_change_goes_into_the_log_of_a_tracker_that_runs(make_queue: Callable[..
 @pytest.mark.spark
 def test_change_takes_effect_while_the_tracker_runs(stage: Stage) -> None:
     """The delivery limit changes from three to one, without a restart."""
-    with stage.tracking(max_deliveries=3), stage.consumer() as consumer:
-        write_rules(
-            stage.queue,
-            checked_queue_settings({"max_deliveries": 1}, "the test"),
-            expected_version=0,
-            bootstrap_servers=stage.bootstrap_servers,
-        )
+    with stage.tracking(), stage.consumer() as consumer:
+        stage.put_rules(max_deliveries=1)
         log = Queue(stage.queue, stage.bootstrap_servers)
-        assert wait_until(lambda: len(log.markers(MarkerType.RULES)) == stage.layout.partition_count)
+        assert wait_until(lambda: len(log.markers(MarkerType.RULES)) == 2 * stage.layout.partition_count)
         stage.send("only")
         assert [message.value for message in stage_receive(consumer, 1)] == [b"only"]
         topic = stage.layout.topics.dead_letter_topic

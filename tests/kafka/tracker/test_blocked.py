@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from kmq_spark.tracker import catch_up
+from kmq_spark.tracker import queue_tracker
 from tests.kafka.stage import Stage, wait_until
 from tests.limits import COMES_S
 
@@ -28,7 +28,7 @@ def test_tracker_behind_an_open_transaction_warns_until_it_ends(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catch_up, "BLOCKED_AFTER_S", 1.0)
+    monkeypatch.setattr(queue_tracker, "BLOCKED_AFTER_S", 1.0)
     stage = Stage(spark, bootstrap_servers, tmp_path, f"blocked-{time.time_ns()}")
     settings: dict[str, str | int | float | bool] = {
         "bootstrap.servers": bootstrap_servers,
@@ -50,5 +50,5 @@ def test_tracker_behind_an_open_transaction_warns_until_it_ends(
     ending.start()
     with stage.tracking():
         ending.join(COMES_S)
-    assert "has to read markers partition 0 to offset 1, and has read nothing for" in warnings[0]
+    assert "it cannot read its TERM, and has read nothing for" in warnings[0]
     assert "is ready" not in warnings[0]

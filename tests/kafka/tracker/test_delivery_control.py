@@ -6,25 +6,26 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
 
-from kmq_spark.core.fold import PartitionState, Rules, fold
+from kmq_spark.core.fold import fold
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.topics import QueueLayout, create_queue
-from kmq_spark.testing import log as placed
-from kmq_spark.testing import start as started
-from kmq_spark.testing import tick
-from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.wire.codec import decode_marker, encode_marker
 from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN, SILENT_COUNT, SUBSCRIPTION, TTL_MS
+from tests.builders import begun, tick
+from tests.builders import log as placed
+from tests.builders import start as started
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import wait_until
+from tests.kafka.tracker.senders import new_sender
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from kmq_spark.config import Settings
     from tests.kafka.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -114,22 +114,9 @@ def log(stage: Stage) -> Log:
     return Log(stage)
 
 
-def with_rules(stage: Stage, monkeypatch: pytest.MonkeyPatch, **queue: Any) -> None:
-    """Let trackers of a stage have rules."""
-    settings = stage.settings
-
-    def ruled(*arguments: str, **tracker: Any) -> Settings:
-        plain = settings(*arguments, **tracker)
-        return plain.model_copy(update={"queue": type(plain.queue)(max_deliveries=3, **queue)})
-
-    monkeypatch.setattr(stage, "settings", ruled)
-
-
-def test_failed_message_rests_and_one_that_was_given_back_does_not(
-    stage: Stage, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_message_rests_and_one_that_was_given_back_does_not(stage: Stage, log: Log) -> None:
     """By append times: lease plus backoff, backoff after a failure, no backoff. Silent deliveries are counted."""
-    with_rules(stage, monkeypatch, backoff="exponential", backoff_initial_ms=600, backoff_max_ms=900)
+    stage.put_rules(backoff="exponential", backoff_initial_ms=600, backoff_max_ms=900)
     silent, failed, given_back, second = log.send(count=4)
     with stage.tracking():
         since = {silent: log.mark(start(silent)) + LEASE_MS + 600}
@@ -163,11 +150,9 @@ def test_deferred_message_comes_at_its_instant_and_its_delivery_does_not_count(s
 
 
 @pytest.mark.parametrize("expired", ["drop", "dead-letter"])
-def test_message_whose_time_is_over_is_not_sent_again(
-    stage: Stage, log: Log, monkeypatch: pytest.MonkeyPatch, expired: str
-) -> None:
+def test_message_whose_time_is_over_is_not_sent_again(stage: Stage, log: Log, expired: str) -> None:
     """Expired in the tracker (the lease ends later) or in a consumer at its START: dropped or dead-lettered once."""
-    with_rules(stage, monkeypatch, expired=expired)
+    stage.put_rules(max_deliveries=3, expired=expired)
     over, at_start = log.send((TTL_MS, b"300"), count=2)
     (living,) = log.send((TTL_MS, b"3600000"))
     with stage.tracking() as tracker:
@@ -237,14 +222,16 @@ def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     producer.produce(queue, b"value", partition=0)
     producer.flush(10)
-    result = fold(PartitionState.empty(), placed(started(0), tick(9_000)), Rules())
-    sender = RedeliverySender(QueueLayout(topics, 1, 1), bootstrap_servers=bootstrap_servers)
+    result = fold(begun(), placed(started(0), tick(9_000)))
+    sender = new_sender(QueueLayout(topics, 1, 1), bootstrap_servers)
     sender.open()
     try:
-        assert sender.deliver([PartitionOutcome(0, result.status, result.decisions)]).redelivered == 1
+        status = replace(result.status, term=0)
+        assert sender.deliver([PartitionOutcome(0, status, result.decisions)]).redelivered == 1
     finally:
         sender.close()
     _, copy = read_all(bootstrap_servers, queue)
     assert (header(copy, SUBSCRIPTION), header(copy, SILENT_COUNT)) == (b"billing", b"1")
-    (ended,) = read_all(bootstrap_servers, f"{queue}.subscription-billing.markers")
-    assert decode_marker(ended.value()).outcome is Outcome.REDELIVERED
+    records = read_all(bootstrap_servers, f"{queue}.subscription-billing.markers")
+    markers = [decode_marker(each.value()) for each in records]
+    assert [each.outcome for each in markers if each.type is MarkerType.END] == [Outcome.REDELIVERED]

@@ -43,7 +43,7 @@ def test_idle_tracker_leaves_a_heartbeat_where_nothing_moves(place: Place) -> No
     sender.deliver([outcome(next_offset=7, needed_offset=7)])
     first = heartbeat(place)
     time.sleep(0.01)
-    sender.commit_read_to({0: 7})
+    sender.tend({0: 7})
     second = heartbeat(place)
     assert second.at_ms > first.at_ms
     assert (second.in_flight, second.is_stopped) == (0, False)

@@ -14,6 +14,7 @@ from kmq_spark.config import Settings, load_settings
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.tracker.once import track_once
 from tests.kafka.conftest import consumer_of, read_all, receive_all, seen
+from tests.kafka.stage import put_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +29,11 @@ KILLED = 137
 
 
 def settings_of(queue: Queue, **tracker: object) -> Settings:
-    """Return the settings of a tracker that dead-letters at the second delivery."""
+    """Return the settings of a tracker."""
     return load_settings(
         None,
         {
             "kafka": {"bootstrap_servers": queue.bootstrap_servers},
-            "queue": {"max_deliveries": 2},
             "tracker": {"max_markers_per_batch": 3, **tracker},
         },
     )
@@ -49,6 +49,7 @@ def drop(queue: Queue, count: int) -> None:
 def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: Callable[..., Queue]) -> None:
     """After the last allowed delivery they are dead letters. Batches of three markers, so that there are several."""
     queue = make_queue(2)
+    put_rules(queue.name, queue.bootstrap_servers, max_deliveries=2)
     queue.send(*"abcdef")
     with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
         for message in receive_all(consumer, 6, max_messages=1):

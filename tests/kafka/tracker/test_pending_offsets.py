@@ -18,13 +18,12 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.tracker.sender.limits import SenderLimits
-from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from tests.brokers import quick_broker
+from tests.kafka.tracker.senders import new_sender
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from kmq_spark.kafka.topics import QueueLayout
     from kmq_spark.local.broker import EmbeddedBroker
@@ -53,26 +52,24 @@ def test_tracker_starts_although_offsets_of_an_earlier_transaction_stay_pending(
     broker: EmbeddedBroker, layout: QueueLayout, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also one that restarts, which first looks for a newer tracker. The pending offset is never committed."""
-    known_ids: frozenset[str] = frozenset()
+    known_ids: set[str] = set()
     for is_restart in (False, True):
         if is_restart:
-            known_ids = open_and_close(broker, layout)
+            known_ids = {open_and_close(broker, layout)}
         leave_pending(broker, layout)
         assert "Timed out" in read_error(broker, layout)
         caplog.clear()
-        known_ids = open_and_close(broker, layout, known_ids)
+        known_ids = {open_and_close(broker, layout, known_ids)}
         assert "possibly the broker keeps offsets of an aborted transaction as pending" in caplog.text
         assert read_error(broker, layout) == ""
 
 
-def open_and_close(
-    broker: EmbeddedBroker, layout: QueueLayout, known_ids: frozenset[str] = frozenset()
-) -> frozenset[str]:
-    """Open a sender, which must begin at the beginning; return the ids that it knows."""
-    sender = RedeliverySender(layout, bootstrap_servers=broker.bootstrap_servers, limits=SenderLimits(timeout=10))
+def open_and_close(broker: EmbeddedBroker, layout: QueueLayout, own_ids: Collection[str] = ()) -> str:
+    """Open a sender, which must begin at the beginning; return its id."""
+    sender = new_sender(layout, broker.bootstrap_servers)
     try:
-        assert sender.open(known_ids).positions[0].next_offset == 0
-        return sender.known_ids
+        assert sender.open(own_ids).positions[0].next_offset == 0
+        return sender.tracker_id
     finally:
         sender.close()
 

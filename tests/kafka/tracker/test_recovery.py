@@ -152,7 +152,7 @@ def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_wit
         (again,) = receive_all(consumer, 1)
         assert (again.value, again.delivery_count) == (b"held", 2)
         # The TICK that the ticker wrote last may have decided this already.
-        assert wait_until(lambda: tracker.stats.restarts == 1)
+        assert wait_until(lambda: tracker.restarts == 1)
 
 
 def test_query_that_fails_in_a_batch_starts_again_with_the_batch_that_decides(
@@ -174,7 +174,7 @@ def test_query_that_fails_in_a_batch_starts_again_with_the_batch_that_decides(
         receive_all(consumer, 1)
         fails.set()  # in the batch of its START, or in one after it
         (again,) = receive_all(consumer, 1, ack=True)
-        assert (again.value, again.delivery_count, tracker.stats.restarts) == (b"held", 2, 1)
+        assert (again.value, again.delivery_count, tracker.restarts) == (b"held", 2, 1)
         consumer.flush()
     assert f"checkpoint {stage.folder}/checkpoint/{stage.queue} is out of date" in caplog.text
     story = audit(stage.layout, stage.bootstrap_servers)
@@ -227,7 +227,7 @@ def test_full_disk_fails_batches_loudly_and_loses_nothing(
             with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(65_536))
-            assert wait_until(lambda: tracker.stats.restarts > 0)
+            assert wait_until(lambda: tracker.restarts > 0)
             ballast.unlink()
             again = receive_all(consumer, 20)
             assert {message.delivery_count for message in again} == {2}

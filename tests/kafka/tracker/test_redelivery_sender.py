@@ -20,16 +20,17 @@ from kmq_spark.core.state import Status
 from kmq_spark.errors import FencedError
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import QueueLayout, create_queue
-from kmq_spark.testing.builders import decisions_of
 from kmq_spark.tracker.sender.attempts import Attempt
-from kmq_spark.tracker.sender.limits import SenderLimits
-from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN
+from tests.builders import decisions_of
 from tests.kafka.conftest import read_all
+from tests.kafka.tracker.senders import new_sender
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
+
+    from kmq_spark.tracker.sender.redelivery import RedeliverySender
 
 pytestmark = pytest.mark.kafka
 
@@ -55,11 +56,7 @@ class Place:
 
     def sender(self, **limits: Any) -> RedeliverySender:
         """Return a new sender, opened."""
-        sender = RedeliverySender(
-            self.layout,
-            bootstrap_servers=self.bootstrap_servers,
-            limits=SenderLimits(**{"timeout": 10, **limits}),
-        )
+        sender = new_sender(self.layout, self.bootstrap_servers, **limits)
         self._senders.append(sender)
         sender.open()
         return sender
@@ -245,12 +242,14 @@ def test_second_decision_on_a_message_of_a_run_is_carried_out_too_and_has_its_en
 
 
 def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
-    """The older one's next batch fails as a whole, with an error that names the newer tracker."""
+    """The older one's next batch sends nothing, and the first one with the newer one's TERM ends it."""
     (offset,) = place.send(b"value")
     older = place.sender()
     newer = place.sender()
+    assert older.deliver([outcome(due(offset), next_offset=99)]).redelivered == 0
+    taken_over = replace(outcome(), status=replace(outcome().status, term=newer.term, term_by=newer.tracker_id))
     with pytest.raises(FencedError) as raised:
-        older.deliver([outcome(due(offset), next_offset=99)])
+        older.deliver([taken_over])
     assert f"was fenced: newer tracker {newer.tracker_id} has taken over; this one ends" in str(raised.value)
     assert (place.messages(), place.ends()) == ([], [])
     assert place.committed().tracker_id == newer.tracker_id
@@ -284,12 +283,12 @@ def test_idle_tracker_commits_what_was_read_past_the_last_marker(place: Place) -
     """Otherwise control records of transactions would count as lag indefinitely."""
     sender = place.sender(commit_interval_ms=0)
     sender.deliver([outcome(next_offset=10, needed_offset=10)])
-    sender.commit_read_to({0: 13})
+    sender.tend({0: 13})
     assert place.committed()[:2] == (13, 13)
     sender.deliver([outcome(next_offset=20, needed_offset=15)])
-    sender.commit_read_to({0: 22, 7: 5})
+    sender.tend({0: 22, 7: 5})
     assert place.committed()[:2] == (22, 15)
-    sender.commit_read_to({0: 21})
+    sender.tend({0: 21})
     assert place.committed()[:2] == (22, 15)
 
 
@@ -381,8 +380,10 @@ def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> No
         future.result(10)
     time.sleep(0.5)
     (offset,) = place.send(b"new", partition=2)
-    sent = sender.deliver([outcome(due(offset, partition=2), partition=2, next_offset=3)])
-    assert sent.redelivered == 1
+    before, batch = sender.term, [outcome(due(offset, partition=2), partition=2, next_offset=3)]
+    # No TERM stood in the new partition: a new term begins, and the fold decides under it.
+    assert (sender.deliver(batch).redelivered, sender.term != before) == (0, True)
+    assert sender.deliver(batch).redelivered == 1
     assert [(record.partition(), record.value()) for record in place.messages()] == [(0, b"old"), (2, b"new")]
     assert place.committed(2)[:2] == (3, 4)
 
@@ -409,9 +410,8 @@ def test_message_id_of_a_decision_is_the_queues_not_the_markers(make_place: Call
     place = make_place(partitions=2)
     (offset,) = place.send(b"value", partition=1)
     place.sender().deliver([outcome(due(offset, partition=1), partition=0)])
-    ((end, record),) = [
-        (decode_marker(record.value()), record)
-        for record in read_all(place.bootstrap_servers, place.layout.topics.markers_topic)
-    ]
+    records = read_all(place.bootstrap_servers, place.layout.topics.markers_topic)
+    markers = [(decode_marker(record.value()), record) for record in records]
+    ((end, record),) = [each for each in markers if each[0].type is MarkerType.END]
     assert record.partition() == 0
     assert MessageId(end.queue_partition, end.ranges[0].first) == MessageId(1, offset)

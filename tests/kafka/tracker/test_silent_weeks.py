@@ -16,10 +16,10 @@ from kmq_spark.kafka.settings import admin_config
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.once import track_once
-from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue
 from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.kafka.tracker.senders import new_sender
 from tests.kafka.tracker.test_redelivery_sender import Place, outcome
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
 
     def stay_idle() -> None:
         while not ending.wait(1.0):
-            sender.commit_read_to({0: 7})
+            sender.tend({0: 7})
 
     idle = threading.Thread(target=stay_idle)
     idle.start()
@@ -136,8 +136,8 @@ def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(bootstrap_
     assert wait_until(lambda: topics.queue_topic not in admin.list_topics(timeout=10).topics)
     create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1)
     write(place, 20)
-    old.commit_read_to({0: 5})
-    sender = RedeliverySender(place.layout, bootstrap_servers=bootstrap_servers)
+    old.tend({0: 5})
+    sender = new_sender(place.layout, bootstrap_servers)
     try:
         resume = sender.open()
     finally:

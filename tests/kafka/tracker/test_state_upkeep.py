@@ -44,4 +44,4 @@ def test_state_of_a_tracker_that_runs_on_is_uploaded_and_what_is_older_is_remove
         assert wait_until(
             lambda: another_batch(tracker.stats.batches) and 0 < tracker.snapshot_lag < tracker.stats.batches - 10
         )
-        assert tracker.stats.restarts == 0
+        assert tracker.restarts == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from kmq_spark.errors import FencedError
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
-from kmq_spark.tracker.sender.limits import SenderLimits
-from kmq_spark.tracker.sender.redelivery import RedeliverySender
+from kmq_spark.tracker.sender import redelivery
+from tests.kafka.tracker.senders import StampingSender, new_sender
 from tests.kafka.tracker.test_redelivery_sender import due, outcome
 
 if TYPE_CHECKING:
@@ -33,13 +34,12 @@ def layout(bootstrap_servers: str) -> QueueLayout:
 
 
 @pytest.fixture
-def make_sender(bootstrap_servers: str, layout: QueueLayout) -> Iterator[Callable[[], RedeliverySender]]:
+def make_sender(bootstrap_servers: str, layout: QueueLayout) -> Iterator[Callable[[], StampingSender]]:
     """Make senders of the queue, not yet open."""
-    made: list[RedeliverySender] = []
+    made: list[StampingSender] = []
 
-    def make() -> RedeliverySender:
-        limits = SenderLimits(timeout=10)
-        made.append(RedeliverySender(layout, bootstrap_servers=bootstrap_servers, limits=limits))
+    def make() -> StampingSender:
+        made.append(new_sender(layout, bootstrap_servers))
         return made[-1]
 
     yield make
@@ -48,7 +48,7 @@ def make_sender(bootstrap_servers: str, layout: QueueLayout) -> Iterator[Callabl
 
 
 def test_tracker_that_starts_again_leaves_the_queue_to_the_newer_one(
-    make_sender: Callable[[], RedeliverySender],
+    make_sender: Callable[[], StampingSender],
 ) -> None:
     """After SIGSTOP and SIGCONT its query fails for another reason than fencing: it must not fence the newer one."""
     older, newer = make_sender(), make_sender()
@@ -56,23 +56,42 @@ def test_tracker_that_starts_again_leaves_the_queue_to_the_newer_one(
     newer.open()
     again = make_sender()
     with pytest.raises(FencedError, match=f"was fenced: newer tracker {newer.tracker_id} has taken over"):
-        again.open(older.known_ids)
+        again.open({older.tracker_id})
     assert newer.deliver([outcome(due(0))]).redelivered == 1  # still has the queue
-    with pytest.raises(FencedError):
-        older.deliver([outcome(due(1))])
+    assert (older.deliver([outcome(due(1))]).redelivered, older.is_fenced) == (0, True)
 
 
-def test_tracker_that_starts_again_alone_goes_on(make_sender: Callable[[], RedeliverySender]) -> None:
+def test_tracker_that_starts_again_alone_goes_on(make_sender: Callable[[], StampingSender]) -> None:
     first, second, third = make_sender(), make_sender(), make_sender()
     first.open()
-    second.open(first.known_ids)
-    third.open(second.known_ids)
-    assert {second.tracker_id, third.tracker_id} <= third.known_ids
+    second.open({first.tracker_id})
+    third.open({first.tracker_id, second.tracker_id})
     assert third.deliver([outcome(due(0))]).redelivered == 1
 
 
-def test_tracker_that_is_new_takes_over_from_whoever_has_the_queue(make_sender: Callable[[], RedeliverySender]) -> None:
-    older, newer = make_sender(), make_sender()
-    older.open()
-    newer.open()
-    assert {older.tracker_id, newer.tracker_id} <= newer.known_ids
+def test_fenced_tracker_that_reads_no_newer_term_begins_a_new_one(
+    make_sender: Callable[[], StampingSender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker had given its transaction up, as it does after a suspension. What it had decided is decided anew."""
+    monkeypatch.setattr(redelivery, "FENCED_WAIT_S", 0.2)
+    sender, other = make_sender(), make_sender()
+    sender.open()
+    other.open()  # fences it, and then nothing more is heard of it
+    before = sender.term
+    assert (sender.deliver([outcome(due(0))]).redelivered, sender.is_fenced) == (0, True)
+    time.sleep(0.3)
+    assert (sender.deliver([outcome(due(0))]).redelivered, sender.is_fenced) == (0, False)
+    assert sender.term != before
+    assert sender.deliver([outcome(due(0))]).redelivered == 1
+
+
+def test_decisions_of_another_term_are_not_sent(make_sender: Callable[[], StampingSender]) -> None:
+    """A batch that Spark runs again has decided under an old term."""
+    sender = make_sender()
+    sender.open()
+    old = outcome(due(0))
+    old = replace(old, status=replace(old.status, term=sender.term + 1, term_by="old"))
+    assert sender.deliver([old]).redelivered == 0
+    assert sender.unread == {0, 1}
+    assert sender.deliver([outcome(due(0))]).redelivered == 1
+    assert sender.unread == {1}

@@ -23,8 +23,8 @@ from kmq_spark.ledger.schema import TABLES, VERSION, VERSION_PROPERTY, Location
 from kmq_spark.ledger.service import streams_of
 from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
 from kmq_spark.ledger.tables import Maintained, check_tables, create_tables, maintain
-from kmq_spark.testing.builders import end, keep_alive, log, start, tick
 from kmq_spark.wire.codec import encode_marker
+from tests.builders import end, keep_alive, log, start, tick
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:

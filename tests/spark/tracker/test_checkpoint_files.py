@@ -1,13 +1,15 @@
-"""Files of a local checkpoint: a batch that runs again replaces the files of its first run."""
+"""The checkpoint of a tracker: what it is written with, and when it is not used."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmq_spark.kafka.positions import Position, ResumePoint
+from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.spark.session import local_checkpoint_settings
-from kmq_spark.tracker.checkpoint_folder import TOPIC_ID_FILE, CheckpointFolder
+from kmq_spark.tracker.checkpoint import OUT_OF_DATE_MARKERS, TOPIC_ID_FILE, Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,53 +35,41 @@ def test_snapshot_that_could_not_be_uploaded_is_reported(spark: SparkSession) ->
     assert not loggers.getLogger(package).isErrorEnabled()
 
 
-@pytest.mark.parametrize("has_bare_files", [False, True], ids=["hadoop", "bare"])
-def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(
-    spark: SparkSession, tmp_path: Path, *, has_bare_files: bool
+def resume_point(topic_id: str, *, read_to: int = 0, starts_at: int = 0, **options: Any) -> ResumePoint:
+    """Return where a rebuild begins."""
+    return ResumePoint({0: Position(read_to, starts_at)}, {0: starts_at}, topic_id=topic_id, **options)
+
+
+def test_checkpoint_of_another_topic_is_renamed(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    Otherwise the state of a batch that failed before its commit would be kept, and its decisions would be lost.
-
-    Sequence: batch 7 decides, its state says so, the tracker dies before its transaction; batch 7 runs again and
-    decides nothing, as it must; the next restart has to find the state of that second run.
-    """
-    for key, value in local_checkpoint_settings(str(tmp_path), spark if has_bare_files else None).items():
-        spark.conf.set(key, value)
-    jvm = spark._jvm
-    assert jvm is not None
-    path = jvm.org.apache.hadoop.fs.Path
-    managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
-    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
-    manager = managers.create(path(str(tmp_path)), hadoop)
-    for content in (b"at first", b"again"):
-        stream = manager.createAtomic(path(str(tmp_path / "7.changelog")), True)  # noqa: FBT003  # Spark's: overwrite
-        stream.write(bytearray(content))
-        stream.close()
-    read = manager.open(path(str(tmp_path / "7.changelog")))  # with its checksum
-    assert bytes(read.readAllBytes()) == b"again"
-    read.close()
-    assert [file.name for file in tmp_path.iterdir() if not file.name.startswith(".")] == ["7.changelog"]
-    assert (tmp_path / "7.changelog").stat().st_mode & 0o777 == 0o644
+    """Its offsets mean nothing in a topic that was deleted and created again."""
+    topics, path = QueueTopics("orders"), f"file://{tmp_path}/orders"
+    folder = Checkpoint(path, spark)
+    folder.rename()  # there is none
+    folder.prepare(resume_point("first"), topics, must_be_whole=True)
+    folder.prepare(resume_point("first"), topics, must_be_whole=True)
+    assert (tmp_path / "orders" / TOPIC_ID_FILE).read_text() == "first"
+    for number, topic_id in ((1, "second"), (2, "third")):
+        folder.prepare(resume_point(topic_id), topics, must_be_whole=True)
+        assert (tmp_path / f"orders.damaged-{number}" / TOPIC_ID_FILE).exists()
+        assert (tmp_path / "orders" / TOPIC_ID_FILE).read_text() == topic_id
+    assert "cannot be used and was renamed" in caplog.text
 
 
-def test_checkpoint_is_named_and_renamed_on_a_file_system_of_hadoop(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As on a cluster's object store; a scheme that the JVM does not know is an error."""
-    monkeypatch.setattr(CheckpointFolder, "_is_local", staticmethod(lambda _: False))
-    folder = CheckpointFolder(f"file://{tmp_path}/orders", spark)
-    assert folder.rename_damaged() is None
-    folder.write_topic_id("first")
-    folder.write_tracker_id("newest")
-    assert (folder.topic_id(), folder.tracker_id()) == ("first", "newest")
-    assert not folder.has_batches()
-    (tmp_path / "orders" / "commits").mkdir()
-    (tmp_path / "orders" / "commits" / "0").write_text("v1")
-    assert folder.has_batches()
-    for number in (1, 2):
-        folder.write_topic_id("first")
-        assert folder.rename_damaged() == f"file://{tmp_path}/orders.damaged-{number}"
-        assert (tmp_path / f"orders.damaged-{number}" / TOPIC_ID_FILE).read_text() == "first"
-        assert folder.topic_id() == ""
-    assert CheckpointFolder("unheard-of://bucket/orders", spark).rename_damaged() is None
-    assert "move it away" in caplog.text
+def test_checkpoint_that_is_slower_than_a_rebuild_is_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """Not so where a marker that a rebuild needs was removed: only the checkpoint knows its message."""
+    folder, topics = Checkpoint(f"file://{tmp_path}/orders", spark), QueueTopics("orders")
+    folder.prepare(resume_point("id"), topics, must_be_whole=True)
+    offsets = tmp_path / "orders" / "offsets"
+    offsets.mkdir()
+    (offsets / "7").write_text('v1\n{}\n{"orders.markers": {"0": 100}}')
+    near, far = 100 + OUT_OF_DATE_MARKERS, 101 + OUT_OF_DATE_MARKERS
+    for kept in (
+        resume_point("id", read_to=near, starts_at=near),
+        ResumePoint({0: Position(far, 5)}, {0: far}, topic_id="id"),
+    ):
+        folder.prepare(kept, topics, must_be_whole=True)
+        assert (offsets / "7").exists()
+    folder.prepare(resume_point("id", read_to=far, starts_at=far), topics, must_be_whole=True)
+    assert not offsets.exists()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
-from kmq_spark.core.policy import Rules
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.tracker.fold_rows import (
     ROW_DEAD_LETTER,
     ROW_REDELIVER,
@@ -21,9 +20,9 @@ from kmq_spark.tracker.fold_rows import (
 from kmq_spark.wire.codec import encode_marker
 from tests.group_state import FakeGroupState
 
-SETTINGS = FoldSettings("orders.markers", Rules(max_deliveries=3, max_decisions_per_tick=100))
+SETTINGS = FoldSettings("orders.markers", rules_at_start={7: QueueRules(1, max_deliveries=3)})
 
-TICK = encode_marker(Marker(MarkerType.TICK))
+TERM, TICK = encode_marker(Marker(MarkerType.TERM, term=5)), encode_marker(Marker(MarkerType.TICK, term=5))
 
 
 def start(message_offset: int, *, lease_ms: int = 1_000, delivery_count: int = 1) -> bytes:
@@ -44,6 +43,13 @@ def folded(state: FakeGroupState, *frames: pd.DataFrame, settings: FoldSettings 
     return result
 
 
+def begun() -> FakeGroupState:
+    """Return a state in the term of the TICKs."""
+    state = FakeGroupState()
+    folded(state, rows((9, 5_000, TERM)))
+    return state
+
+
 def kinds(result: pd.DataFrame) -> list[int]:
     """Return the kinds of the rows."""
     return list(result["row_kind"])
@@ -51,7 +57,7 @@ def kinds(result: pd.DataFrame) -> list[int]:
 
 def test_batch_without_decision_reports_status_alone() -> None:
     """Each partition has one status row in every batch."""
-    result = folded(FakeGroupState(), rows((10, 5_000, start(1))))
+    result = folded(FakeGroupState(), rows((9, 5_000, TERM), (10, 5_000, start(1))))
     status = json.loads(result["detail"][0])
     assert kinds(result) == [ROW_STATUS]
     assert status["in_flight"] == 1
@@ -61,7 +67,7 @@ def test_batch_without_decision_reports_status_alone() -> None:
 
 def test_frames_in_any_order_are_folded_in_marker_order() -> None:
     """Spark passes the rows of a group in several frames and in any order; the fold uses the order of the log."""
-    result = folded(FakeGroupState(), rows((12, 7_000, TICK)), rows((10, 5_000, start(1))))
+    result = folded(FakeGroupState(), rows((12, 7_000, TICK)), rows((9, 5_000, TERM), (10, 5_000, start(1))))
     assert kinds(result) == [ROW_STATUS, ROW_REDELIVER]
     assert result["message_offset"][1] == 1
     assert result["tick_marker_offset"][1] == 12
@@ -70,7 +76,7 @@ def test_frames_in_any_order_are_folded_in_marker_order() -> None:
 def test_state_survives_as_bytes_between_batches() -> None:
     """A message that is started in one batch is decided in a later one."""
     state = FakeGroupState()
-    folded(state, rows((10, 5_000, start(1))))
+    folded(state, rows((9, 5_000, TERM), (10, 5_000, start(1))))
     result = folded(state, rows((11, 6_001, TICK)))
     assert kinds(result) == [ROW_STATUS, ROW_REDELIVER]
     assert result["deadline_at_ms"][1] == 6_000
@@ -78,7 +84,9 @@ def test_state_survives_as_bytes_between_batches() -> None:
 
 def test_message_at_its_limit_comes_out_as_dead_letter_with_reason() -> None:
     """After the last allowed delivery the message is dead-lettered, and the row has the reason."""
-    result = folded(FakeGroupState(), rows((10, 5_000, start(1, delivery_count=3)), (11, 9_000, TICK)))
+    result = folded(
+        FakeGroupState(), rows((9, 5_000, TERM), (10, 5_000, start(1, delivery_count=3)), (11, 9_000, TICK))
+    )
     assert kinds(result) == [ROW_STATUS, ROW_DEAD_LETTER]
     assert "3 of 3" in result["detail"][1]
 
@@ -87,7 +95,8 @@ def test_rejected_message_comes_out_with_the_handlers_reason() -> None:
     """A rejection is decided at the next TICK, without waiting for the deadline."""
     reject = Marker(MarkerType.END, 0, (OffsetRange(1, 1),), outcome=Outcome.REJECTED, reason="no such account")
     result = folded(
-        FakeGroupState(), rows((10, 5_000, start(1)), (11, 5_001, encode_marker(reject)), (12, 5_002, TICK))
+        FakeGroupState(),
+        rows((9, 5_000, TERM), (10, 5_000, start(1)), (11, 5_001, encode_marker(reject)), (12, 5_002, TICK)),
     )
     assert kinds(result) == [ROW_STATUS, ROW_DEAD_LETTER]
     assert result["detail"][1] == "no such account"
@@ -98,16 +107,18 @@ def test_rejected_message_comes_out_with_the_handlers_reason() -> None:
 )
 def test_unreadable_record_becomes_a_row_and_stops_nothing(value: bytes | None) -> None:
     """Bytes that are no marker become a row with position and reason; the markers around them count."""
-    result = folded(FakeGroupState(), rows((10, 5_000, start(1)), (11, 5_500, value), (12, 7_000, TICK)))
+    result = folded(
+        FakeGroupState(), rows((9, 5_000, TERM), (10, 5_000, start(1)), (11, 5_500, value), (12, 7_000, TICK))
+    )
     assert kinds(result) == [ROW_STATUS, ROW_REDELIVER, ROW_UNREADABLE]
     assert "orders.markers[7]@11" in result["detail"][2]
 
 
-def test_tick_below_the_resume_point_decides_nothing() -> None:
-    """ENDs further on show what older trackers have sent: only a TICK past all of them may decide."""
-    settings = replace(SETTINGS, decide_from={7: 12})
+def test_tick_of_another_term_decides_nothing() -> None:
+    """Only one of the newest TERM in the log."""
     state = FakeGroupState()
-    held_back = folded(state, rows((10, 5_000, start(1)), (11, 9_000, TICK)), settings=settings)
-    decided = folded(state, rows((12, 9_100, TICK)), settings=settings)
+    other = encode_marker(Marker(MarkerType.TICK, term=6))
+    held_back = folded(state, rows((9, 5_000, TERM), (10, 5_000, start(1)), (11, 9_000, other)))
+    decided = folded(state, rows((12, 9_100, TICK)))
     assert kinds(held_back) == [ROW_STATUS]
     assert kinds(decided) == [ROW_STATUS, ROW_REDELIVER]

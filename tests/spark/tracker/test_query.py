@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from chispa import assert_df_equality
 from pyspark.errors.exceptions.base import StreamingQueryException
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
-from kmq_spark.core.policy import DecisionAction, Rules
+from kmq_spark.core.policy import DecisionAction
 from kmq_spark.spark.session import streaming_settings
 from kmq_spark.tracker.fold_rows import ROW_REDELIVER, ROW_STATUS, FoldSettings
 from kmq_spark.tracker.query import MarkersSource, build_query, decide, read_markers
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-SETTINGS = FoldSettings("orders.markers", Rules(max_deliveries=5, max_decisions_per_tick=1_000))
+SETTINGS = FoldSettings("orders.markers")
 
-TICK = encode_marker(Marker(MarkerType.TICK))
+TERM, TICK = encode_marker(Marker(MarkerType.TERM, term=5)), encode_marker(Marker(MarkerType.TICK, term=5))
 
 MARKERS_SCHEMA = "marker_partition int, marker_offset long, appended_at_ms long, value binary"
 
@@ -39,6 +38,11 @@ Row = tuple[int, int, int, bytes]
 def start(first: int, count: int = 1) -> bytes:
     """Return the bytes of a START with a lease of one second."""
     return encode_marker(Marker(MarkerType.START, 0, (OffsetRange(first, count),), redeliver_after_ms=1_000))
+
+
+def begin(marker_partition: int) -> list[Row]:
+    """Return the TERM of a markers partition."""
+    return [(marker_partition, 9, 5_000, TERM)]
 
 
 class MarkersFolder:
@@ -127,7 +131,7 @@ def decided(outcomes: list[PartitionOutcome]) -> list[tuple[int, int]]:
 
 def decide_and_fail_to_deliver(markers: MarkersFolder, runs: Runs) -> None:
     """Start message 1, let a TICK decide it, and let the delivery of that batch fail."""
-    markers.append((0, 10, 5_000, start(1)))
+    markers.append(*begin(0), (0, 10, 5_000, start(1)))
     runs.run()
     markers.append((0, 11, 6_001, TICK))
     runs.fail_next = True
@@ -137,7 +141,13 @@ def decide_and_fail_to_deliver(markers: MarkersFolder, runs: Runs) -> None:
 
 def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: MarkersFolder) -> None:
     """One row per run of messages and one status row per partition; the fold returns nothing else."""
-    markers.append((0, 10, 5_000, start(1, 2)), (1, 20, 5_000, start(7)), (0, 11, 6_001, TICK))
+    markers.append(
+        (0, 9, 5_000, TERM),
+        (0, 10, 5_000, start(1, 2)),
+        (1, 19, 5_000, TERM),
+        (1, 20, 5_000, start(7)),
+        (0, 11, 6_001, TICK),
+    )
     frame = decide(markers.read(spark), SETTINGS)
     query = frame.writeStream.format("memory").queryName("decisions").outputMode("append").start()
     query.processAllAvailable()
@@ -157,7 +167,7 @@ def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: Ma
 
 def test_restart_from_checkpoint_keeps_messages_in_flight(markers: MarkersFolder, runs: Runs) -> None:
     """A message that was started before a restart is decided after it."""
-    markers.append((0, 10, 5_000, start(1)))
+    markers.append(*begin(0), (0, 10, 5_000, start(1)))
     assert decided(runs.run()) == []
     markers.append((0, 11, 6_001, TICK))
     assert decided(runs.run()) == [(0, 1)]
@@ -165,7 +175,7 @@ def test_restart_from_checkpoint_keeps_messages_in_flight(markers: MarkersFolder
 
 def test_restart_from_checkpoint_emits_no_second_redelivery(markers: MarkersFolder, runs: Runs) -> None:
     """Later TICKs and restarts do not repeat a decision."""
-    markers.append((0, 10, 5_000, start(1)), (0, 11, 6_001, TICK))
+    markers.append(*begin(0), (0, 10, 5_000, start(1)), (0, 11, 6_001, TICK))
     assert decided(runs.run()) == [(0, 1)]
     markers.append((0, 12, 9_000, TICK))
     assert decided(runs.run()) == []
@@ -177,26 +187,27 @@ def test_batch_that_could_not_be_delivered_is_decided_again(markers: MarkersFold
     assert decided(runs.run()) == [(0, 1)]
 
 
-def test_state_of_a_batch_that_was_not_delivered_is_never_found_again(markers: MarkersFolder, runs: Runs) -> None:
-    """
-    A batch that runs again decides something else; later restarts use the state of that second run.
-
-    Sequence: a batch decides, its state says so, its delivery fails; the tracker starts again and may not decide below
-    the log's end; with the first run's state the message would be lost.
-    """
+def test_batch_that_runs_again_decides_the_same(markers: MarkersFolder, runs: Runs) -> None:
+    """Decisions are a function of the log, so the files of the first run may be used. A new term decides anew."""
     decide_and_fail_to_deliver(markers, runs)
-    held_back = replace(SETTINGS, decide_from={0: 12})
-    assert decided(runs.run(held_back)) == []
-    markers.append((0, 12, 7_000, TICK))
-    assert decided(runs.run(held_back)) == [(0, 1)]
+    assert decided(runs.run()) == [(0, 1)]
+    newer, tick = encode_marker(Marker(MarkerType.TERM, term=6)), encode_marker(Marker(MarkerType.TICK, term=6))
+    markers.append((0, 12, 7_000, newer), (0, 13, 7_000, TICK), (0, 14, 7_000, tick))
+    assert decided(runs.run()) == [(0, 1)]
 
 
 def test_outcome_carries_status_and_columns_of_each_partition(markers: MarkersFolder, runs: Runs) -> None:
     """The sender gets the values of the core, partition by partition."""
-    markers.append((0, 10, 5_000, start(1)), (3, 40, 5_000, start(9)), (3, 41, 6_500, TICK))
+    markers.append(
+        (0, 9, 5_000, TERM),
+        (0, 10, 5_000, start(1)),
+        (3, 39, 5_000, TERM),
+        (3, 40, 5_000, start(9)),
+        (3, 41, 6_500, TICK),
+    )
     first, second = runs.run()
     assert (first.marker_partition, first.status.in_flight, first.status.next_marker_offset) == (0, 1, 11)
-    assert (second.marker_partition, second.status.in_flight, second.status.next_marker_offset) == (3, 0, 42)
+    assert (second.marker_partition, second.status.marked, second.status.next_marker_offset) == (3, 1, 42)
     assert second.decisions.action.tolist() == [DecisionAction.REDELIVER]
     assert second.decisions.tick_at_ms.tolist() == [6_500]
 

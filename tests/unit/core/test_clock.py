@@ -6,7 +6,7 @@ import pytest
 
 from kmq_spark.core.clock import LONGEST_STEP_MS, ClockStart, advanced
 from kmq_spark.core.fold import PartitionState
-from kmq_spark.testing import log, start, unreadable
+from tests.builders import log, start, unreadable
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmq_spark.core.clock import LONGEST_STEP_MS, ClockStart
-from kmq_spark.core.fold import Decision, LoggedMarker, PartitionState, Rules, fold
+from kmq_spark.core.fold import Decision, LoggedMarker, PartitionState, fold
 from kmq_spark.core.markers import MarkerType
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.kafka.positions import Position
-from kmq_spark.testing import end, keep_alive, log, start, tick
+from tests.builders import begun, end, keep_alive, log, start, tick
 from tests.examples import examples
 from tests.model import ModelTracker
 
@@ -30,7 +31,7 @@ BEGIN_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
 LEASES_MS = st.sampled_from([0, 50, 400, 3_000, 30_000, HOUR_MS])
 GAPS_MS = st.sampled_from([0, 1, 20, 250, 900, 1_100, 40_000])
-RULES = Rules(max_deliveries=0)
+RULES = QueueRules(1, max_deliveries=0)
 
 MARKERS = st.one_of(
     st.builds(
@@ -83,12 +84,14 @@ TWO_BROKERS = st.sampled_from([0, 5_000])
 
 def by_fold(history: list[Timed]) -> list[Decision]:
     """Decide by the packed fold."""
-    return fold(PartitionState.empty(), [timed.logged for timed in history], RULES).decisions.messages()
+    return fold(begun(RULES), [timed.logged for timed in history]).decisions.messages()
 
 
 def by_model(history: list[Timed]) -> list[Decision]:
     """Decide by the slow model."""
-    return ModelTracker(RULES).fold([timed.logged for timed in history])[0]
+    model = ModelTracker(RULES)
+    model.term = 1
+    return model.fold([timed.logged for timed in history])[0]
 
 
 Decide = pytest.mark.parametrize("decide", [by_fold, by_model])
@@ -179,20 +182,22 @@ def test_rebuild_after_a_step_back_ends_no_lease_early_when_the_clock_is_set_for
     """The clock travels with the offsets of the tracker's group; without it the lease would end an hour early."""
     back_ms = BEGIN_MS - HOUR_MS
     markers = log(tick(BEGIN_MS), start(at_ms=back_ms, lease_ms=30_000), tick(BEGIN_MS + 500))
-    status = fold(PartitionState.empty(), markers[:2], RULES).status
+    status = fold(begun(RULES), markers[:2]).status
     assert (status.needed_marker_offset, status.needed_clock) == (1, ClockStart(HOUR_MS))
     written = Position(status.next_marker_offset, status.needed_marker_offset, clock=status.needed_clock)
     read = Position.from_topic_partition(written.to_topic_partition("orders.markers", 0))
     assert read == written
     clock = written.clock if is_known else ClockStart()
     rebuilt = PartitionState.rebuilding(None, clock, markers[1:])
-    assert len(fold(rebuilt, markers[1:], RULES).decisions) == early
+    rebuilt.term = 1
+    assert len(fold(rebuilt, markers[1:]).decisions) == early
 
 
 def test_clock_travels_where_nothing_is_in_flight() -> None:
     """The broker's clock may be set back between the last marker of the first run and the first one of the rebuild."""
     markers = log(tick(BEGIN_MS), start(at_ms=BEGIN_MS - HOUR_MS, lease_ms=30_000), tick(BEGIN_MS + 500))
-    status = fold(PartitionState.empty(), markers[:1], RULES).status
+    status = fold(begun(RULES), markers[:1]).status
     assert status.needed_clock == ClockStart(0, BEGIN_MS)
     rebuilt = PartitionState.rebuilding(None, status.needed_clock, markers[1:])
-    assert not len(fold(rebuilt, markers[1:], RULES).decisions)
+    rebuilt.term = 1
+    assert not len(fold(rebuilt, markers[1:]).decisions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmq_spark.core.decisions import DECISION_DTYPES, Decision, Decisions
 from kmq_spark.core.policy import DecisionAction
-from kmq_spark.testing.builders import decisions_of
+from tests.builders import decisions_of
 
 ROW = Decision(3, 2**47, 5, DecisionAction.DEAD_LETTER, -1, 2**40, 1_800_000_000_000, 2**39, "bad", is_silent=True)
 TYPES = {

@@ -11,29 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, PartitionState, Rules, fold
+from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, PartitionState, fold
 from kmq_spark.core.in_flight import message_keys
 from kmq_spark.core.markers import Outcome, Release
-from kmq_spark.testing import end, keep_alive, log, start, tick
+from kmq_spark.core.policy import QueueRules
+from tests.builders import begun, end, keep_alive, log, start, tick
 
-EMPTY = PartitionState.empty()
-PLAIN = Rules()
-RESTING = Rules(backoff=Backoff(BackoffKind.LINEAR, initial_ms=1_000, max_ms=2_500))
-KEEPING = Rules(dead_letters_expired=True)
+PLAIN = QueueRules(1)
+RESTING = QueueRules(1, backoff=Backoff(BackoffKind.LINEAR, initial_ms=1_000, max_ms=2_500))
+KEEPING = QueueRules(1, dead_letters_expired=True)
 FOREVER_MS = 10**12
 
 
-def folded(*markers: object, state: PartitionState = EMPTY, rules: Rules = PLAIN) -> FoldResult:
-    """Fold markers that follow a state."""
-    return fold(state, log(*markers, first=state.next_marker_offset), rules)  # type: ignore[arg-type]  # builders
+def folded(*markers: object, state: PartitionState | None = None, rules: QueueRules = PLAIN) -> FoldResult:
+    """Fold markers that follow a state, or the state before the first marker under some rules."""
+    state = state or begun(rules)
+    return fold(state, log(*markers, first=state.next_marker_offset))  # type: ignore[arg-type]  # builders
 
 
-def deadline_ms(*markers: object, rules: Rules = PLAIN) -> int | None:
+def deadline_ms(*markers: object, rules: QueueRules = PLAIN) -> int | None:
     """Return the deadline of the one message in flight."""
     return folded(*markers, rules=rules).status.next_deadline_at_ms
 
 
-def decision(*markers: object, rules: Rules = PLAIN) -> Decision:
+def decision(*markers: object, rules: QueueRules = PLAIN) -> Decision:
     """Return the one decision of a TICK that comes when everything is due."""
     (row,) = folded(*markers, tick(FOREVER_MS), rules=rules).decisions.messages()
     return row
@@ -58,7 +59,7 @@ def test_deferral_lasts_at_least_as_long_as_both_of_its_times() -> None:
 
 def test_deferral_of_the_last_delivery_is_redelivered() -> None:
     """It has not had its last delivery yet."""
-    row = decision(start(delivery_count=3, never_handed_out=True), rules=Rules(max_deliveries=3))
+    row = decision(start(delivery_count=3, never_handed_out=True), rules=QueueRules(1, max_deliveries=3))
     assert (row.action, row.delivery_count) == (DecisionAction.REDELIVER, 2)
 
 
@@ -129,9 +130,9 @@ def test_last_delivery_that_failed_rests_no_more(delivery_count: int, expected: 
 def test_dead_letter_says_what_the_handler_of_the_last_delivery_raised(later: tuple[object, ...], error: str) -> None:
     """In one batch and in several, within a bound; a START after it begins a delivery that has raised nothing."""
     failure = keep_alive(release=Release.FAILED, reason="TimeoutError: no answer")
-    markers, limited = (start(delivery_count=3), failure, *later), Rules(max_deliveries=3)
+    markers, limited = (start(delivery_count=3), failure, *later), QueueRules(1, max_deliveries=3)
     assert decision(*markers, rules=limited).reason == "delivery limit reached: 3 of 3" + error
-    state = EMPTY
+    state = begun(limited)
     for marker in markers:
         state = PartitionState.from_bytes(folded(marker, state=state, rules=limited).state.to_bytes())
     assert folded(tick(FOREVER_MS), state=state, rules=limited).decisions.reasons == [
@@ -221,10 +222,11 @@ def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_rules_ask_f
 
 def test_end_of_an_expired_message_by_an_earlier_tracker_takes_it_out() -> None:
     """Whatever came between its decision and its END: a tracker writes EXPIRED in place of a copy."""
-    expired = end(outcome=Outcome.EXPIRED)
-    for between in ((), (end(outcome=Outcome.REJECTED, reason="bad"),), (keep_alive(),)):
-        result = folded(start(), tick(9_000), *between, expired, rules=Rules(decide_from_marker_offset=9))
-        assert (result.status.in_flight, result.state.in_flight.reasons()) == (0, {})
+    expired = end(outcome=Outcome.EXPIRED, term=1)
+    for rules in (PLAIN, KEEPING):
+        for between in ((), (end(outcome=Outcome.REJECTED, reason="bad"),), (keep_alive(),)):
+            result = folded(start(), tick(9_000), *between, expired, rules=rules)
+            assert (result.status.in_flight, result.state.in_flight.reasons()) == (0, {})
 
 
 @pytest.mark.parametrize("kind", BackoffKind)
@@ -279,7 +281,7 @@ def test_doubling_stops_at_the_longest_delay_however_many_deliveries_there_were(
 
 def test_jitter_gives_each_message_of_a_run_a_deadline_and_nothing_else_of_its_own() -> None:
     """START, KEEPALIVE and rules come in three batches; the messages keep the START that began their lease."""
-    jittery = Rules(backoff=Backoff(BackoffKind.CONSTANT, initial_ms=1_000, max_ms=1_000, jitter=1.0))
+    jittery = QueueRules(1, backoff=Backoff(BackoffKind.CONSTANT, initial_ms=1_000, max_ms=1_000, jitter=1.0))
     leased = folded(start(count=5), rules=jittery).state
     columns = folded(keep_alive(count=3, at_ms=2_000), state=leased, rules=jittery).state.in_flight.columns
     assert columns.count.tolist() == [1] * 5

@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from kmq_spark.core.events import LoggedMarker
-from kmq_spark.core.fold import PartitionState, Rules, fold
+from kmq_spark.core.fold import fold
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER
-from kmq_spark.testing import end, keep_alive, log, start
+from tests.builders import begun, end, keep_alive, log, start
 
 MARKERS = 200
 MOST_BYTES = 200_000_000
@@ -22,7 +22,7 @@ def test_flood_of_markers_that_name_many_messages_is_folded_in_bounded_memory(lo
     flood = log(*[one] * MARKERS)
     tracemalloc.start()
     try:
-        result = fold(PartitionState.empty(), flood, Rules())
+        result = fold(begun(), flood)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -34,6 +34,6 @@ def test_flood_of_markers_that_name_many_messages_is_folded_in_bounded_memory(lo
 def test_table_brought_up_to_date_within_a_batch_is_what_it_is_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many messages are gathered before is a matter of memory, not of rules."""
     markers = log(start(0, count=90), end(5, count=3), keep_alive(10, count=40), start(3, count=4, delivery_count=2))
-    whole = fold(PartitionState.empty(), markers, Rules()).state.to_bytes()
+    whole = fold(begun(), markers).state.to_bytes()
     monkeypatch.setattr("kmq_spark.core.fold.MOST_RANGES_BUFFERED", 1)
-    assert fold(PartitionState.empty(), markers, Rules()).state.to_bytes() == whole
+    assert fold(begun(), markers).state.to_bytes() == whole

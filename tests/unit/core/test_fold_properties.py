@@ -7,7 +7,6 @@ Few messages, short leases and many TICKs, so that markers meet.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, LoggedMarker, PartitionState, Rules, Status, fold
+from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, LoggedMarker, PartitionState, Status, fold
 from kmq_spark.core.in_flight import KEY_BITS
-from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, Outcome, Release
+from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome, Release
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.testing import end, keep_alive, log, start, tick, unreadable
-from kmq_spark.testing import rules as rules_marker
 from kmq_spark.wire.codec import decode_marker, encode_marker
+from tests.builders import begin_term, begun, end, keep_alive, log, start, tick, unreadable
+from tests.builders import rules as rules_marker
 from tests.examples import examples
 from tests.model import ModelTracker
 
@@ -99,8 +98,10 @@ MARKERS = st.one_of(
         at_ms=st.just(0),
         outcome=st.sampled_from(Outcome),
         reason=st.sampled_from(["", "bad", "worse"]),
+        term=st.sampled_from([0, 0, 1]),
     ),
-    st.builds(tick, st.just(0)),
+    st.builds(tick, st.just(0), term=st.sampled_from([1, 1, 1, 0, 2])),
+    st.builds(begin_term, st.just(0), term=st.sampled_from([1, 1, 2]), tracker_id=st.sampled_from(["one", "two"])),
     st.builds(unreadable, st.just(0)),
     st.builds(rules_marker, QUEUE_RULES, st.just(0)),
 )
@@ -123,14 +124,8 @@ def logs(draw: st.DrawFn) -> list[LoggedMarker]:
     return placed
 
 
-RULES = st.builds(
-    Rules,
-    backoff=BACKOFFS,
-    dead_letters_expired=st.booleans(),
-    max_deliveries=st.sampled_from([0, 1, 3]),
-    max_decisions_per_tick=st.sampled_from([1, 2, 7, 100]),
-    decide_from_marker_offset=st.sampled_from([0, 0, 15]),
-)
+RULES = st.none() | QUEUE_RULES
+BOUNDS = st.sampled_from([1, 2, 7, 100])
 CUTS = st.lists(st.integers(0, 40), max_size=4)
 
 
@@ -140,15 +135,26 @@ def batches(markers: list[LoggedMarker], cuts: Iterable[int]) -> list[list[Logge
     return [markers[first:last] for first, last in pairwise(edges)]
 
 
-def folded(pieces: Iterable[list[LoggedMarker]], rules: Rules) -> tuple[list[Decision], PartitionState]:
-    """Fold pieces of a log, through bytes in between."""
-    state, decisions = PartitionState.empty(), []
+def folded(pieces: Iterable[list[LoggedMarker]], rules: QueueRules | None) -> tuple[list[Decision], PartitionState]:
+    """Fold pieces of a log, through bytes in between; return the decisions of the newest term and the state."""
+    state, decisions = begun(rules), list[Decision]()
     for piece in pieces:
-        result = fold(state, piece, rules)
+        result = fold(state, piece)
         assert result.status == result.state.status()
+        decisions = [row for row in decisions if row.tick_marker_offset > newest_term_at(piece, state)]
         decisions += result.decisions.messages()
         state = PartitionState.from_bytes(result.state.to_bytes())
     return decisions, state
+
+
+def newest_term_at(piece: list[LoggedMarker], state: PartitionState) -> int:
+    """Return the offset of the last TERM of a piece that begins another term; -1 for none."""
+    term, at = state.term, -1
+    for offset, _, marker in sorted(piece, key=lambda each: each.marker_offset):
+        is_new = offset >= state.next_marker_offset
+        if is_new and marker is not None and marker.type is MarkerType.TERM and marker.term != term:
+            term, at = marker.term, offset
+    return at
 
 
 def assert_same_state(expected: PartitionState, actual: PartitionState) -> None:
@@ -157,22 +163,25 @@ def assert_same_state(expected: PartitionState, actual: PartitionState) -> None:
 
 
 @settings(max_examples=examples(2.5))
-@given(logs(), CUTS, RULES, st.none() | QUEUE_RULES)
+@given(logs(), CUTS, RULES, BOUNDS)
 def test_packed_fold_is_the_model(
-    markers: list[LoggedMarker], cuts: list[int], rules: Rules, queue_rules: QueueRules | None
+    markers: list[LoggedMarker], cuts: list[int], rules: QueueRules | None, bound: int
 ) -> None:
     """Decisions, status, counters, rows and reasons, batch by batch, some markers read twice."""
-    model, state = ModelTracker(rules, queue_rules), PartitionState.empty(queue_rules)
-    for piece in [*batches(markers, cuts), markers[-2:]]:
-        result = fold(state, piece, rules)
-        expected_decisions, expected_status = model.fold(piece)
-        assert expected_decisions == result.decisions.messages()
-        assert expected_status == result.status
-        state = PartitionState.from_bytes(result.state.to_bytes())
-    on_their_way = {
-        (key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in state.unconfirmed.columns.messages().key.tolist()
-    }
-    assert on_their_way == model.decided.keys()
+    model, state = ModelTracker(rules), begun(rules)
+    model.term = 1
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kmq_spark.core.fold.MOST_DECISIONS_OF_A_TICK", bound)
+        patched.setattr("faults.oracle.MOST_DECISIONS_OF_A_TICK", bound)
+        for piece in [*batches(markers, cuts), markers[-2:]]:
+            result = fold(state, piece)
+            expected_decisions, expected_status = model.fold(piece)
+            assert expected_decisions == result.decisions.messages()
+            assert expected_status == result.status
+            state = PartitionState.from_bytes(result.state.to_bytes())
+    ranges = zip(state.marks.first.tolist(), state.marks.end.tolist(), strict=True)
+    marked = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for first, end in ranges for key in range(first, end)}
+    assert marked == model.marked
     columns = state.in_flight.columns.messages()
     ids = [(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in columns.key.tolist()]
     values = zip(
@@ -187,7 +196,9 @@ def test_packed_fold_is_the_model(
 
 
 @given(logs(), CUTS, RULES)
-def test_log_cut_into_any_batches_gives_the_same(markers: list[LoggedMarker], cuts: list[int], rules: Rules) -> None:
+def test_log_cut_into_any_batches_gives_the_same(
+    markers: list[LoggedMarker], cuts: list[int], rules: QueueRules | None
+) -> None:
     """Decisions depend on the log, never on batch boundaries, restarts or rate limits."""
     expected_decisions, expected_state = folded([markers], rules)
     decisions, state = folded(batches(markers, cuts), rules)
@@ -198,7 +209,7 @@ def test_log_cut_into_any_batches_gives_the_same(markers: list[LoggedMarker], cu
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(logs(), RULES, st.integers(1, 9), st.integers(1, 9))
 def test_table_brought_up_to_date_in_small_steps_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, markers: list[LoggedMarker], rules: Rules, ranges: int, rows: int
+    monkeypatch: pytest.MonkeyPatch, markers: list[LoggedMarker], rules: QueueRules | None, ranges: int, rows: int
 ) -> None:
     """How much is gathered, and how much is cut in one pass, are matters of memory, not of rules."""
     expected_decisions, expected_state = folded([markers], rules)
@@ -211,17 +222,19 @@ def test_table_brought_up_to_date_in_small_steps_is_the_same(
 
 
 @given(logs(), RULES)
-def test_no_two_runs_of_a_table_could_be_one(markers: list[LoggedMarker], rules: Rules) -> None:
+def test_no_two_runs_of_a_table_could_be_one(markers: list[LoggedMarker], rules: QueueRules | None) -> None:
     """Every message has one row at most, and neighbours with the same values share theirs."""
     _, state = folded([markers], rules)
-    for table in (state.in_flight, state.unconfirmed):
-        single = table.columns.messages()
-        assert len(np.unique(single.key)) == len(single)
-        assert len(single.coalesced()) == table.run_count
+    single = state.in_flight.columns.messages()
+    assert len(np.unique(single.key)) == len(single)
+    assert len(single.coalesced()) == state.in_flight.run_count
+    assert (state.marks.first[1:] > state.marks.end[:-1]).all()
 
 
 @given(logs(), st.randoms(use_true_random=False), RULES)
-def test_rows_of_a_batch_in_any_order_give_the_same(markers: list[LoggedMarker], random: object, rules: Rules) -> None:
+def test_rows_of_a_batch_in_any_order_give_the_same(
+    markers: list[LoggedMarker], random: object, rules: QueueRules | None
+) -> None:
     """Spark passes them in several frames, in any order."""
     shuffled = list(markers)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
@@ -232,7 +245,7 @@ def test_rows_of_a_batch_in_any_order_give_the_same(markers: list[LoggedMarker],
 
 
 @given(logs(), st.integers(0, 40), RULES)
-def test_prefix_read_twice_changes_nothing(markers: list[LoggedMarker], cut: int, rules: Rules) -> None:
+def test_prefix_read_twice_changes_nothing(markers: list[LoggedMarker], cut: int, rules: QueueRules | None) -> None:
     """A replayed batch decides nothing twice."""
     expected_decisions, expected_state = folded([markers], rules)
     decisions, state = folded([markers[:cut], markers, markers], rules)
@@ -243,7 +256,9 @@ def test_prefix_read_twice_changes_nothing(markers: list[LoggedMarker], cut: int
 
 
 @given(logs(), RULES)
-def test_every_started_message_is_in_flight_or_ended_or_decided(markers: list[LoggedMarker], rules: Rules) -> None:
+def test_every_started_message_is_in_flight_or_ended_or_decided(
+    markers: list[LoggedMarker], rules: QueueRules | None
+) -> None:
     """And nothing else."""
     _, state = folded([markers], rules)
     counters = state.counters
@@ -254,7 +269,7 @@ def test_every_started_message_is_in_flight_or_ended_or_decided(markers: list[Lo
 @given(logs())
 def test_decided_message_was_in_flight_and_overdue(markers: list[LoggedMarker]) -> None:
     """By the clock of the deciding TICK, and by its last START."""
-    decisions, _ = folded([markers], Rules(max_deliveries=3))
+    decisions, _ = folded([markers], QueueRules(1, max_deliveries=3))
     by_offset = {logged.marker_offset: logged for logged in markers}
     for row in decisions:
         opened = by_offset[row.start_marker_offset].marker
@@ -267,13 +282,12 @@ def test_decided_message_was_in_flight_and_overdue(markers: list[LoggedMarker]) 
 
 
 @given(logs(), CUTS, RULES)
-def test_message_is_decided_once_until_an_end_confirms_it(
-    markers: list[LoggedMarker], cuts: list[int], rules: Rules
+def test_message_is_decided_once_in_a_term_until_a_tracker_ends_it(
+    markers: list[LoggedMarker], cuts: list[int], rules: QueueRules | None
 ) -> None:
     """Whatever consumers say of it in between."""
     decisions, _ = folded(batches(markers, cuts), rules)
-    confirming = {Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.EXPIRED}
-    ends = [(offset, marker) for offset, _, marker in markers if marker and marker.outcome in confirming]
+    ends = [(offset, marker) for offset, _, marker in markers if marker and marker.is_by_tracker]
     last: dict[tuple[int, int], int] = {}
     for row in decisions:
         message_id = (row.queue_partition, row.message_offset)
@@ -287,17 +301,11 @@ def test_message_is_decided_once_until_an_end_confirms_it(
         last[message_id] = row.tick_marker_offset
 
 
-def confirmations(result: FoldResult, rules: Rules) -> list[LoggedMarker]:
-    """
-    Return the ENDs that a tracker writes with what it sends; of odd messages to be redelivered the time is over.
-
-    What becomes of those is for the rules in force where the END lies, and a tracker has written those itself.
-    """
-    now = rules.under(result.state.rules_log.in_force)
-    expired = Outcome.DEAD_LETTERED if now.dead_letters_expired else Outcome.EXPIRED
+def confirmations(result: FoldResult) -> list[LoggedMarker]:
+    """Return the ENDs that a tracker writes with what it sends; of odd messages to be redelivered the time is over."""
     outcomes = {
         (DecisionAction.REDELIVER, 0): Outcome.REDELIVERED,
-        (DecisionAction.REDELIVER, 1): expired,
+        (DecisionAction.REDELIVER, 1): Outcome.EXPIRED,
         (DecisionAction.DEAD_LETTER, 0): Outcome.DEAD_LETTERED,
         (DecisionAction.DEAD_LETTER, 1): Outcome.DEAD_LETTERED,
     }
@@ -307,71 +315,45 @@ def confirmations(result: FoldResult, rules: Rules) -> list[LoggedMarker]:
             0,
             outcome=outcomes[row.action, row.message_offset % 2],
             queue_partition=row.queue_partition,
+            term=result.status.term,
         )
         for row in result.decisions.messages()
     ]
 
 
-@settings(max_examples=examples(1))
-@given(logs(), CUTS, RULES)
-def test_replay_up_to_the_resume_point_decides_nothing_twice(
-    markers: list[LoggedMarker], cuts: list[int], rules: Rules
-) -> None:
-    """
-    A tracker that lost its checkpoint folds the whole log, with the ENDs of its forerunner in it, and decides nothing.
-
-    With another limit of deliveries it decides nothing either. With the same limit it has the same in flight; another
-    limit moves deadlines, since a failed last delivery is due at once.
-    """
-    rules = replace(rules, decide_from_marker_offset=0)
-    state, written = PartitionState.empty(), []
-    for piece in batches(markers, cuts):
-        placed = log(*(logged._replace(marker_offset=-1) for logged in piece), first=state.next_marker_offset)
-        result = fold(state, placed, rules)
-        ends = log(*confirmations(result, rules), first=result.state.next_marker_offset)
-        written += [*placed, *ends]
-        state = fold(result.state, ends, rules).state
-    resumed = replace(rules, decide_from_marker_offset=state.next_marker_offset)
-    assert not len(fold(PartitionState.empty(), written, replace(resumed, max_deliveries=2)).decisions)
-    replayed = fold(PartitionState.empty(), written, resumed)
-    assert not len(replayed.decisions)
-    state.counters, state.decided_at = replayed.state.counters, replayed.state.decided_at
-    assert_same_state(state, replayed.state)
-
-
 @settings(max_examples=examples(2.5))
 @given(logs(), CUTS, st.integers(0, 40), RULES)
 def test_rebuild_from_the_needed_marker_decides_as_the_first_run_did(
-    markers: list[LoggedMarker], cuts: list[int], lost_at: int, rules: Rules
+    markers: list[LoggedMarker], cuts: list[int], lost_at: int, rules: QueueRules | None
 ) -> None:
     """
-    A tracker that lost its state reads from the needed marker on, under the rules in force there.
+    A tracker that lost its state reads from the needed marker on, under the rules in force there, and begins a term.
 
-    It has the same messages in flight with the same deadlines, and decides the same from there on, though the rules
-    change in the log before and after, and though the broker's clock steps back and forth: no TICK of the rebuild
-    decides what the first run would not have decided there.
+    It has the same messages in flight with the same deadlines as one that kept its state, and decides the same from its
+    TERM on, though the rules change in the log before and after, and though the broker's clock steps back and forth.
     """
-    rules = replace(rules, decide_from_marker_offset=0)
-    state, written = PartitionState.empty(), []
+    state, written = begun(rules), []
     for piece in batches(markers[:lost_at], cuts):
         placed = log(*(logged._replace(marker_offset=-1) for logged in piece), first=state.next_marker_offset)
-        result = fold(state, placed, rules)
-        ends = log(*confirmations(result, rules), first=result.state.next_marker_offset)
+        result = fold(state, placed)
+        ends = log(*confirmations(result), first=result.state.next_marker_offset)
         written += [*placed, *ends]
-        state = fold(result.state, ends, rules).state
-    status, resumed = state.status(), replace(rules, decide_from_marker_offset=state.next_marker_offset)
+        state = fold(result.state, ends).state
+    status = state.status()
     needed = [logged for logged in written if logged.marker_offset >= status.needed_marker_offset]
     status = Status.from_dict(json.loads(json.dumps(status.to_dict())))
-    empty = PartitionState.rebuilding(status.needed_rules, status.needed_clock, needed)
-    rebuilt = fold(empty, needed, resumed).state
+    rebuilt = PartitionState.rebuilding(status.needed_rules, status.needed_clock, needed)
+    rebuilt = fold(rebuilt, needed).state
     assert (rebuilt.clock_ms, rebuilt.appended_at_ms) == (state.clock_ms, state.appended_at_ms)
     assert rebuilt.rules_log.in_force == state.rules_log.in_force
-    rest = log(*(logged._replace(marker_offset=-1) for logged in markers[lost_at:]), first=state.next_marker_offset)
+    following = [begin_term(state.appended_at_ms, term=9), tick(state.appended_at_ms, term=9)]
+    following += [logged._replace(marker_offset=-1) for logged in markers[lost_at:]]
+    rest = log(*following, first=state.next_marker_offset)
     # Where nothing is needed, nothing was read.
     rebuilt.next_marker_offset = state.next_marker_offset
-    expected, actual = fold(state, rest, resumed), fold(rebuilt, rest, resumed)
+    expected, actual = fold(state, rest), fold(rebuilt, rest)
     assert expected.decisions.messages() == actual.decisions.messages()
-    actual.state.counters, actual.state.decided_at = expected.state.counters, expected.state.decided_at
+    actual.state.counters = expected.state.counters
     assert_same_state(expected.state, actual.state)
 
 
@@ -387,6 +369,7 @@ def test_keep_alive_storm_on_one_message_is_folded_at_once(count: int) -> None:
     """The rules hold for any number of markers of one message; time is measured by bench/fold.py."""
     markers = log(start(lease_ms=5), *[keep_alive(at_ms=at_ms, lease_ms=5) for at_ms in range(count)], end(), tick())
     model = ModelTracker()
+    model.term = 1
     expected: tuple[list[Decision], Status] = model.fold(markers)
-    result = fold(PartitionState.empty(), markers, Rules())
+    result = fold(begun(), markers)
     assert expected == (result.decisions.messages(), result.status)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.fold import Decision, DecisionAction, Decisions, FoldResult, PartitionState, Rules, fold
+from kmq_spark.core.fold import Decision, DecisionAction, Decisions, FoldResult, PartitionState, fold
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.testing import end, keep_alive, log, rules, start, tick, unreadable
+from tests.builders import begin_term, begun, end, keep_alive, log, rules, start, tick, unreadable
 
-EMPTY = PartitionState.empty()
+EMPTY = begun()
+SMALL_TICK = "kmq_spark.core.fold.MOST_DECISIONS_OF_A_TICK"
 TRACKER_OUTCOMES = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 
 
 def folded(*markers: object, state: PartitionState = EMPTY, **rules: int) -> FoldResult:
-    """Fold markers that follow a state."""
-    return fold(state, log(*markers, first=state.next_marker_offset), Rules(**rules))  # type: ignore[arg-type]  # builders
+    """Fold markers that follow a state, or the state before the first marker under some rules."""
+    before = begun(QueueRules(1, **rules)) if rules else state  # type: ignore[arg-type]  # a bool is an int
+    return fold(before, log(*markers, first=before.next_marker_offset))  # type: ignore[arg-type]  # builders
 
 
 def decided(result: FoldResult) -> list[tuple[int, DecisionAction]]:
@@ -35,7 +37,7 @@ def test_overdue_message_is_redelivered_at_the_tick() -> None:
     # 1_000 + 5_000 = 6_000
     expected = Decision(3, 7, 1, DecisionAction.REDELIVER, 6_000, 1, 6_001, 0, "", is_silent=True)
     assert [expected] == result.decisions.messages()
-    assert counted(result) == {"started": 1, "redelivered": 1, "ticks": 1}
+    assert counted(result) == {"started": 1, "ticks": 1}
 
 
 def test_message_is_not_due_at_its_deadline() -> None:
@@ -57,18 +59,68 @@ def test_end_marker_stops_redelivery() -> None:
     assert counted(result) == {"started": 1, "acked": 1, "ticks": 1}
 
 
-def test_status_counts_decisions_whose_end_was_not_read_back() -> None:
-    """A tracker that decides and does not get to send shows there, and nowhere else."""
+def test_decided_message_stays_in_the_table_until_its_end_is_read() -> None:
+    """A tracker that decides and does not get to send shows in `marked`. Its START is still needed."""
     decided_two = folded(start(7, count=2), tick())
-    assert (decided_two.status.in_flight, decided_two.status.unconfirmed) == (0, 2)
-    assert folded(end(7, outcome=Outcome.REDELIVERED), state=decided_two.state).status.unconfirmed == 1
+    status = decided_two.status
+    assert (status.in_flight, status.marked, status.needed_marker_offset, status.next_deadline_at_ms) == (2, 2, 0, None)
+    half = folded(end(7, outcome=Outcome.REDELIVERED, term=1), state=decided_two.state)
+    assert (half.status.in_flight, half.status.marked) == (1, 1)
+    assert counted(half) == {"started": 2, "redelivered": 1, "ticks": 1}
 
 
-def test_end_after_the_decision_is_counted_and_ignored() -> None:
-    """It came too late."""
-    result = folded(start(), tick(), end(at_ms=10_001), tick(20_000))
+def test_end_of_a_consumer_after_the_decision_ends_the_message() -> None:
+    """The tracker's END comes after it and changes nothing."""
+    result = folded(start(), tick(), end(at_ms=10_001), tick(20_000), end(outcome=Outcome.REDELIVERED, term=1))
     assert decided(result) == [(7, DecisionAction.REDELIVER)]
-    assert counted(result)["end_unknown"] == 1
+    assert counted(result) == {"started": 1, "acked": 1, "end_late": 1, "ticks": 2}
+
+
+@pytest.mark.parametrize("term", [0, 2])
+def test_tick_of_another_term_moves_the_clock_and_decides_nothing(term: int) -> None:
+    """Also one of a term that never existed, or of a tracker before there were terms."""
+    result = folded(start(), tick(50_000, term=term))
+    assert (len(result.decisions), result.status.clock_ms) == (0, 50_000)
+    assert decided(folded(tick(50_001), state=result.state)) == [(7, DecisionAction.REDELIVER)]
+
+
+def test_new_term_decides_anew_what_the_older_one_did_not_carry_out() -> None:
+    """All ENDs of the older one lie below the TERM. Within a batch its decisions are dropped."""
+    rejected = (start(8), end(8, outcome=Outcome.REJECTED, reason="bad"))
+    before = folded(
+        start(7, delivery_count=2), start(9), *rejected, tick(), end(9, outcome=Outcome.REDELIVERED, term=1)
+    )
+    assert [offset for offset, _ in sorted(decided(before))] == [7, 8, 9]
+    result = folded(tick(), begin_term(term=2), tick(), tick(term=2), tick(term=2), state=before.state)
+    rows = [(row.message_offset, row.delivery_count, row.reason) for row in result.decisions.messages()]
+    assert rows == [(8, 1, "bad"), (7, 2, "")]
+    together = folded(start(7), tick(), begin_term(term=2, tracker_id="t2"))
+    assert (decided(together), together.status.term, together.status.term_by) == ([], 2, "t2")
+
+
+def test_repeated_term_changes_nothing() -> None:
+    """A copy of the newest TERM must not clear the marks: the transaction of what it has decided may be open."""
+    before = folded(begin_term(term=2), start(), tick(term=2)).state
+    assert not len(folded(begin_term(term=2), tick(term=2), state=before).decisions)
+
+
+def test_start_of_the_old_copy_gets_a_lease_and_the_older_ones_tick_does_not_decide_it_again() -> None:
+    """
+    A consumer died before it committed, the next one starts its message again; the tracker's END comes after that.
+
+    Whether that lease runs out first, is kept alive, acked or refused: one copy is on its way, and no second one.
+    """
+    again = start(at_ms=11_000, lease_ms=100)
+    before = folded(start(), tick())
+    acked_and_started = (end(), start(at_ms=12_000, lease_ms=100))
+    for meanwhile in ((), (keep_alive(at_ms=11_050),), (end(),), (end(outcome=Outcome.REJECTED),), acked_and_started):
+        state = PartitionState.from_bytes(before.state.to_bytes())
+        sent = end(outcome=Outcome.REDELIVERED, term=1)
+        result = folded(again, *meanwhile, tick(900_000), sent, tick(), state=state)
+        assert (len(result.decisions), result.status.in_flight, result.status.marked) == (0, 0, 0)
+    renewed = folded(again, begin_term(term=2), tick(11_100, term=2), state=before.state)
+    assert not len(renewed.decisions)
+    assert decided(folded(tick(11_101, term=2), state=renewed.state)) == [(7, DecisionAction.REDELIVER)]
 
 
 def test_keep_alive_moves_the_deadline() -> None:
@@ -104,52 +156,14 @@ def test_second_start_renews_the_lease_with_its_own_values() -> None:
     result = folded(start(at_ms=1_000, delivery_count=2), start(at_ms=4_000, delivery_count=3), tick(9_001))
     rows = [(row.deadline_at_ms, row.delivery_count, row.start_marker_offset) for row in result.decisions.messages()]
     assert rows == [(9_000, 3, 1)]  # 4_000 + 5_000
-    assert counted(result) == {"started": 1, "renewed": 1, "redelivered": 1, "ticks": 1}
+    assert counted(result) == {"started": 1, "renewed": 1, "ticks": 1}
 
 
 def test_start_after_the_redelivery_puts_the_old_copy_in_flight_anew() -> None:
     """kafka-mq-go's tracker ends here."""
     result = folded(start(), tick(), end(outcome=Outcome.REDELIVERED), start(at_ms=11_000), tick(16_001))
     assert result.decisions.message_offset.tolist() == [7, 7]
-    assert counted(result) == {"started": 2, "redelivered": 2, "end_confirmed": 1, "ticks": 2}
-
-
-def test_old_copy_that_is_started_while_its_redelivery_is_on_its_way_is_not_redelivered_again() -> None:
-    """
-    A consumer died before it committed, the next one starts its message again; the tracker's END comes after that.
-
-    Whether that lease runs out first, is kept alive, acked or refused: one copy is on its way, and no second one.
-    """
-    again = start(at_ms=11_000, lease_ms=100)
-    before = folded(start(), tick())
-    for meanwhile in ((), (keep_alive(at_ms=11_050),), (end(),), (end(outcome=Outcome.REJECTED, reason="bad"),)):
-        state = PartitionState.from_bytes(before.state.to_bytes())
-        result = folded(again, *meanwhile, tick(900_000), end(outcome=Outcome.REDELIVERED), tick(), state=state)
-        assert (len(result.decisions), result.status.in_flight, result.state.unconfirmed.message_count) == (0, 0, 0)
-        counters = counted(result)
-        assert (counters["started"], counters["renewed"], counters["end_confirmed"]) == (1, 1, 1)
-
-
-def test_message_whose_redelivery_is_on_its_way_is_not_in_flight() -> None:
-    """Its START is not needed any more, and no deadline of it is waited for."""
-    status = folded(start(), tick(), start(at_ms=11_000)).status
-    assert (status.in_flight, status.needed_marker_offset, status.next_deadline_at_ms) == (0, 3, None)
-
-
-def test_decision_that_an_earlier_tracker_did_not_carry_out_is_made_again() -> None:
-    """All its ENDs lie below the resume point: what is unconfirmed there was not sent, whatever kept its state."""
-    rejected = (start(8), end(8, outcome=Outcome.REJECTED, reason="bad"))
-    before = folded(start(7, delivery_count=2), start(9), *rejected, tick(), end(9, outcome=Outcome.REDELIVERED))
-    assert sorted(decided(before)) == [
-        (7, DecisionAction.REDELIVER), (8, DecisionAction.DEAD_LETTER), (9, DecisionAction.REDELIVER),
-    ]  # fmt: skip
-    result = folded(tick(), state=before.state, decide_from_marker_offset=6)
-    rows = [(row.message_offset, row.delivery_count, row.reason) for row in result.decisions.messages()]
-    assert rows == [(8, 1, "bad"), (7, 2, "")]
-    counters = counted(result)
-    # Two of five were taken back, and decided again.
-    assert (counters["started"], counters["redelivered"], counters["dead_lettered"]) == (5, 3, 2)
-    assert not len(folded(tick(), state=result.state, decide_from_marker_offset=6).decisions)
+    assert counted(result) == {"started": 2, "redelivered": 1, "ticks": 2}
 
 
 def test_message_goes_to_dead_letter_after_max_deliveries() -> None:
@@ -157,7 +171,7 @@ def test_message_goes_to_dead_letter_after_max_deliveries() -> None:
     result = folded(start(7, delivery_count=4), start(8, delivery_count=5), tick(), max_deliveries=5)
     assert decided(result) == [(7, DecisionAction.REDELIVER), (8, DecisionAction.DEAD_LETTER)]
     assert result.decisions.reasons == ["", "delivery limit reached: 5 of 5"]
-    assert counted(result) == {"started": 2, "redelivered": 1, "dead_lettered": 1, "ticks": 1}
+    assert counted(result) == {"started": 2, "ticks": 1}
 
 
 def test_without_a_limit_messages_are_redelivered_for_ever() -> None:
@@ -174,7 +188,7 @@ def test_rejected_message_is_dead_lettered_at_the_next_tick_whatever_its_lease()
     result = folded(tick(2_001), state=before.state)
     expected = Decision(0, 7, 1, DecisionAction.DEAD_LETTER, -1, 2, 2_001, 0, "no such order")
     assert [expected] == result.decisions.messages()
-    assert counted(result) == {"started": 1, "rejected": 1, "dead_lettered": 1, "ticks": 1}
+    assert counted(result) == {"started": 1, "rejected": 1, "ticks": 1}
     leased = folded(start(lease_ms=900_000)).state
     assert [expected] == folded(rejection, tick(2_001), state=leased).decisions.messages()
 
@@ -190,7 +204,7 @@ def test_later_end_does_not_change_a_rejection(late: object) -> None:
     rejected = (start(), end(outcome=Outcome.REJECTED, reason="bad"))
     together = folded(*rejected, late, keep_alive(), tick(), dead_letters_expired=True)
     before = folded(*rejected, dead_letters_expired=True).state
-    for result in (together, folded(late, keep_alive(), tick(), state=before, dead_letters_expired=True)):
+    for result in (together, folded(late, keep_alive(), tick(), state=before)):
         assert result.decisions.reasons == ["bad"]
         counters = counted(result)
         assert (counters["rejected"], counters["end_unknown"], counters["keepalive_unknown"]) == (1, 1, 1)
@@ -217,29 +231,14 @@ def test_start_clears_a_rejection() -> None:
 
 
 @pytest.mark.parametrize("outcome", TRACKER_OUTCOMES)
-def test_trackers_own_end_confirms_its_decision(outcome: Outcome) -> None:
-    """It changes nothing, and it is not a late END of a consumer."""
-    result = folded(start(), tick(), end(outcome=outcome))
-    assert counted(result) == {"started": 1, "redelivered": 1, "end_confirmed": 1, "ticks": 1}
-
-
-@pytest.mark.parametrize("outcome", TRACKER_OUTCOMES)
 def test_end_of_an_earlier_tracker_takes_the_message_out(outcome: Outcome) -> None:
-    """A TICK below the resume point decides nothing: the ENDs show what was decided there."""
-    leased = folded(start(), tick(), end(outcome=outcome), decide_from_marker_offset=3)
-    rejected = folded(start(), end(outcome=Outcome.REJECTED), tick(), end(outcome=outcome), decide_from_marker_offset=4)
+    """Also a rejected one. A tracker of kafka-mq-go or of an older version names no term."""
+    leased = folded(start(), tick(term=0), end(outcome=outcome))
+    rejected = folded(start(), end(outcome=Outcome.REJECTED), end(outcome=outcome))
     for result in (leased, rejected):
-        assert (len(result.decisions), result.status.in_flight) == (0, 0)
-        assert result.state.in_flight.reasons() == {}
+        assert (result.status.in_flight, result.state.in_flight.reasons()) == (0, {})
     assert counted(leased) == {"started": 1, outcome.name.lower(): 1, "ticks": 1}
-    assert counted(rejected) == {"started": 1, "rejected": 1, outcome.name.lower(): 1, "ticks": 1}
-
-
-def test_tick_below_the_resume_point_moves_the_clock_and_decides_nothing() -> None:
-    """The next one decides."""
-    result = folded(start(), tick(50_000), decide_from_marker_offset=2)
-    assert (len(result.decisions), result.status.clock_ms) == (0, 50_000)
-    assert folded(tick(50_001), state=result.state).decisions.message_offset.tolist() == [7]
+    assert counted(rejected) == {"started": 1, "rejected": 1, outcome.name.lower(): 1}
 
 
 def test_lease_is_whole_after_the_brokers_clock_was_set_back() -> None:
@@ -295,29 +294,33 @@ def test_clock_survives_a_restart_of_the_tracker() -> None:
     assert not len(folded(tick(2_000), state=again).decisions)
 
 
-def test_one_tick_decides_no_more_than_its_bound_earliest_first() -> None:
+def test_one_tick_decides_no_more_than_its_bound_earliest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it decides fits into one transaction; the rest stays due."""
     leases = [start(offset, lease_ms=lease_ms) for offset, lease_ms in ((1, 300), (2, 100), (3, 200), (4, 100))]
-    first = folded(*leases, tick(), max_decisions_per_tick=3)
+    monkeypatch.setattr(SMALL_TICK, 3)
+    first = folded(*leases, tick())
     assert first.decisions.message_offset.tolist() == [2, 4, 3]
-    assert (first.status.in_flight, first.status.next_deadline_at_ms) == (1, 1_300)  # 1_000 + 300
-    second = folded(tick(), state=first.state, max_decisions_per_tick=3)
+    assert (first.status.marked, first.status.next_deadline_at_ms) == (3, 1_300)  # 1_000 + 300
+    second = folded(tick(), state=first.state)
     assert second.decisions.message_offset.tolist() == [1]
 
 
 @pytest.mark.parametrize("bound", range(1, 13))
-def test_any_bound_cuts_the_same_order_within_a_range_too(bound: int) -> None:
+def test_any_bound_cuts_the_same_order_within_a_range_too(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
     leases = [
         start(ranges=[(first, count)], lease_ms=lease_ms)
         for first, count, lease_ms in ((1, 1, 300), (10, 3, 100), (20, 1, 200), (30, 2, 100), (40, 4, 50), (50, 1, 400))
     ]
     every = folded(*leases, tick()).decisions.messages()
-    bounded = folded(*leases, tick(), max_decisions_per_tick=bound)
+    monkeypatch.setattr(SMALL_TICK, bound)
+    bounded = folded(*leases, tick())
     assert bounded.decisions.messages() == every[:bound]
-    assert bounded.status.in_flight == 12 - bound
+    assert bounded.status.marked == bound
 
 
-def test_messages_of_one_deadline_are_decided_in_order_of_their_partition_and_offset() -> None:
+def test_messages_of_one_deadline_are_decided_in_order_of_their_partition_and_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Thousands fall due together after an outage; each tracker that replays the log decides them in one order."""
     leases = [
         start(offset, lease_ms=lease_ms, queue_partition=queue_partition)
@@ -327,7 +330,8 @@ def test_messages_of_one_deadline_are_decided_in_order_of_their_partition_and_of
     rows = folded(*leases, tick()).decisions.messages()
     places = [(row.deadline_at_ms, row.queue_partition, row.message_offset) for row in rows]
     assert (len(places), places) == (600, sorted(places))
-    limited = folded(*leases, tick(), max_decisions_per_tick=250).decisions.messages()
+    monkeypatch.setattr(SMALL_TICK, 250)
+    limited = folded(*leases, tick()).decisions.messages()
     assert limited == rows[:250]
 
 
@@ -346,8 +350,8 @@ def test_same_offset_of_two_queue_partitions_is_two_messages() -> None:
 def test_marker_read_again_is_counted_and_skipped() -> None:
     """A replayed batch changes nothing."""
     batch = log(start(), end())
-    state = fold(EMPTY, batch, Rules()).state
-    again = fold(state, [*batch, *log(start(8), first=2)], Rules())
+    state = fold(EMPTY, batch).state
+    again = fold(state, [*batch, *log(start(8), first=2)])
     assert counted(again) == {"started": 2, "acked": 1, "repeated": 2}
     assert again.status.in_flight == 1
 
@@ -392,7 +396,6 @@ def test_rules_in_the_log_hold_from_their_marker_on() -> None:
         start(8, at_ms=1_000, lease_ms=5_000),
         tick(6_001),
         tick(6_501),
-        max_deliveries=1,
     )
     # 1_000 + 5_000 + 500 = 6_500
     assert [(row.message_offset, row.deadline_at_ms, row.reason) for row in result.decisions.messages()] == [
@@ -401,9 +404,8 @@ def test_rules_in_the_log_hold_from_their_marker_on() -> None:
     ]
 
 
-def test_queue_without_rules_in_the_log_has_those_of_the_tracker() -> None:
-    """As before there were any."""
-    limited = folded(start(7), tick(90_000), max_deliveries=1)
+def test_queue_without_rules_in_the_log_has_the_defaults() -> None:
+    limited = folded(start(7, delivery_count=5), tick(90_000))
     assert decided(limited) == [(7, DecisionAction.DEAD_LETTER)]
     assert (limited.status.rules, limited.status.needed_rules) == (None, None)
 

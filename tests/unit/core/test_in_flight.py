@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -78,24 +77,6 @@ def test_messages_are_found_by_key() -> None:
     assert table.rows_of(np.array([1, 3, 4, 9, 12], dtype=np.int64)).tolist() == [-1, 0, -1, 2, -1]
 
 
-def test_table_without_rows_keeps_reasons_of_the_others() -> None:
-    """Reasons go with their messages."""
-    with_texts = replace(columns(3, 5, 9), text=np.array([1, 0, 2]))
-    table = InFlight(with_texts, ("", "no such order", "bad amount"))
-    rest = table.without(np.array([0], dtype=np.int64))
-    assert rest.columns.key.tolist() == [5, 9]
-    assert rest.reasons() == {9: "bad amount"}
-    assert table.without(np.empty(0, dtype=np.int64)) is table
-
-
-def test_merged_tables_keep_the_texts_of_both() -> None:
-    """Each table numbers its texts by itself."""
-    one = InFlight(replace(columns(3, 5), text=np.array([1, 2])), ("", "bad", "worse"))
-    other = InFlight(replace(columns(4, 9), text=np.array([1, 0])), ("", "worse"))
-    assert one.merged(other).reasons() == {3: "bad", 4: "worse", 5: "worse"}
-    assert other.merged(one).reasons() == {3: "bad", 4: "worse", 5: "worse"}
-
-
 def test_run_is_split_at_the_cuts_within_it() -> None:
     """A cut at the edge of a run, or in a gap, changes nothing."""
     table = runs((10, 5, 1), (20, 3, 2))
@@ -145,7 +126,6 @@ def test_runs_in_an_area_are_found_once() -> None:
     assert table.rows_within(cuts(0), cuts(99)).tolist() == [0, 1, 2]
 
 
-def test_empty_table_has_no_deadline_and_needs_no_marker() -> None:
+def test_empty_table_needs_no_marker() -> None:
     """None, not a number that looks like one."""
-    assert InFlight().smallest_deadline_at_ms() is None
     assert InFlight().smallest_start_marker_offset() is None

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmq_spark.core.fold import LoggedMarker, PartitionState, Rules, fold
+from kmq_spark.core.fold import LoggedMarker, fold
 from kmq_spark.core.markers import Outcome, Release
 from kmq_spark.core.next_due import next_due_at_ms
-from kmq_spark.testing import end, keep_alive, log, start, tick
+from tests.builders import begun, end, keep_alive, log, start, tick
 from tests.examples import examples
 from tests.unit.core.test_fold_properties import MARKERS
 
@@ -50,7 +50,7 @@ def test_no_tick_decides_anything_up_to_the_earliest_deadline(steps: list[tuple[
     """Whatever the rules: a pause that ends just after this deadline is never too long."""
     times_ms = accumulate((step_ms for _, step_ms in steps), initial=1_000)
     placed = log(*(each._replace(appended_at_ms=at_ms) for (each, _), at_ms in zip(steps, times_ms, strict=False)))
-    decided = fold(PartitionState(), placed, Rules()).decisions.messages()
+    decided = fold(begun(), placed).decisions.messages()
     for decision in decided:
         known = [
             next_due_at_ms(each.marker, each.appended_at_ms, dead_letters_expired=True)

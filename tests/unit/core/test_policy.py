@@ -13,7 +13,6 @@ from kmq_spark.core.policy import (
     MAX_MAX_DELIVERIES,
     MAX_RULES_VERSION,
     QueueRules,
-    Rules,
     exhausted_reason,
     is_exhausted,
     with_last_error,
@@ -77,22 +76,16 @@ def test_rules_without_one_of_their_values_are_refused(name: str) -> None:
     assert repr(wanting) in str(caught.value)
 
 
-def test_rules_of_the_queue_replace_those_of_the_tracker_and_no_others() -> None:
-    settings = Rules(max_deliveries=2, max_decisions_per_tick=11, decide_from_marker_offset=13)
-    assert settings.under(None) is settings
-    assert settings.under(OWN) == Rules(7, 11, 13, OWN.backoff, dead_letters_expired=True)
-
-
 @pytest.mark.parametrize(
     ("delivery_count", "max_deliveries", "expected"),
     [(4, 5, False), (5, 5, True), (6, 5, True), (1, 1, True), (0, 1, False), (10**9, 0, False), (0, 0, False)],
 )
 def test_limit_is_the_last_allowed_delivery(delivery_count: int, max_deliveries: int, expected: bool) -> None:  # noqa: FBT001  # a table
-    assert is_exhausted(delivery_count, Rules(max_deliveries=max_deliveries)) is expected
+    assert is_exhausted(delivery_count, QueueRules(1, max_deliveries=max_deliveries)) is expected
 
 
 def test_reason_at_the_limit_has_the_last_error_once() -> None:
-    limited = Rules(max_deliveries=3)
+    limited = QueueRules(1, max_deliveries=3)
     assert exhausted_reason(4, limited) == "delivery limit reached: 4 of 3"
     reason = exhausted_reason(3, limited, "OSError: disk")
     assert reason == "delivery limit reached: 3 of 3; last error: OSError: disk"

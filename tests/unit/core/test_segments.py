@@ -7,11 +7,11 @@ import pytest
 
 from kmq_spark.core import segments
 from kmq_spark.core.events import EventBuffer, Events
-from kmq_spark.core.fold import PartitionState, Rules, fold
+from kmq_spark.core.fold import fold
 from kmq_spark.core.in_flight import Columns, InFlight
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_MESSAGES_PER_MARKER, MAX_QUEUE_PARTITION
 from kmq_spark.core.segments import cut_to_segments
-from kmq_spark.testing import end, keep_alive, log, start
+from tests.builders import begun, end, keep_alive, log, start
 
 
 def ends(*ranges: tuple[int, int]) -> Events:
@@ -39,23 +39,20 @@ def test_ranges_that_do_not_meet_stay_whole() -> None:
     """The usual case: one row a range, however many messages it covers."""
     cut = cut_to_segments(ends((0, 500), (500, 500), (5_000, 100_000)), table((0, 500), (700_000, 9)))
     assert rows(cut.events) == [(0, 500), (500, 500), (5_000, 100_000)]
-    assert (rows(cut.tables[0].columns), cut.taken) == ([(0, 500), (700_000, 9)], 3)
+    assert (rows(cut.table.columns), cut.taken) == ([(0, 500), (700_000, 9)], 3)
 
 
 def test_ranges_that_overlap_are_cut_where_they_begin_and_end() -> None:
     """Events stay in the order of the log, and each segment knows its marker."""
-    cut = cut_to_segments(ends((0, 10), (3, 4), (6, 10)))
+    cut = cut_to_segments(ends((0, 10), (3, 4), (6, 10)), table())
     assert rows(cut.events) == [(0, 3), (3, 3), (6, 1), (7, 3), (3, 3), (6, 1), (6, 1), (7, 3), (10, 6)]
     assert cut.events.source.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2]
 
 
-def test_runs_of_tables_are_cut_with_the_ranges() -> None:
-    """In each table; what no range touches stays whole."""
-    cut = cut_to_segments(ends((5, 10)), table((0, 7), (20, 5)), table((9, 3), (13, 4)))
-    assert [rows(each.columns) for each in cut.tables] == [
-        [(0, 5), (5, 2), (20, 5)],
-        [(9, 3), (13, 2), (15, 2)],
-    ]
+def test_runs_of_the_table_are_cut_with_the_ranges() -> None:
+    """What no range touches stays whole."""
+    cut = cut_to_segments(ends((5, 10)), table((0, 7), (9, 3), (13, 4), (20, 5)))
+    assert rows(cut.table.columns) == [(0, 5), (5, 2), (9, 3), (13, 2), (15, 2), (20, 5)]
     assert rows(cut.events) == [(5, 2), (7, 2), (9, 3), (12, 1), (13, 2)]
 
 
@@ -89,5 +86,5 @@ def test_state_costs_as_many_runs_as_the_markers_have_ranges(count: int) -> None
         end(0, count=5 * count),
         keep_alive(9 * count, count=count, at_ms=2_000),
     )
-    state = fold(PartitionState.empty(), markers, Rules()).state
+    state = fold(begun(), markers).state
     assert rows(state.in_flight.columns) == [(5 * count, 4 * count), (9 * count, count)]

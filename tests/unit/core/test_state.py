@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from kmq_spark.core import packing
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.fold import PartitionState, Rules, Status, fold
+from kmq_spark.core.fold import PartitionState, Status, fold
 from kmq_spark.core.in_flight import Columns, InFlight, with_texts
 from kmq_spark.core.markers import Outcome
+from kmq_spark.core.marks import Marks
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.packing import pack_column, unpack_column
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.core.state import STATE_VERSION, Counters
 from kmq_spark.errors import StateError
-from kmq_spark.testing import end, log, rules, start
+from tests.builders import end, log, rules, start
 
 HEAD = struct.Struct("<4sHHI")
 
@@ -72,36 +73,37 @@ def test_state_survives_its_bytes(rows: list[tuple[int, int, int, int]], texts: 
     """Whatever is in flight, wherever it lies."""
     reasons = {row[0]: text for row, text in zip(rows, texts, strict=False) if text}
     state = state_of(*rows, reasons=reasons)
-    snowy = {row[0]: "☃" for row in rows[:1]}
-    state.unconfirmed, state.decided_at = state_of(*rows[::2], reasons=snowy).in_flight, 41
+    keys = np.array([row[0] for row in rows[::2]], dtype=np.int64)
+    state.marks, state.term, state.term_by = Marks().with_runs(keys, keys * 0 + 1), 41, "tracker ☃"
     again = PartitionState.from_bytes(state.to_bytes())
     assert rows_of(state) == rows_of(again)
     assert reasons == again.in_flight.reasons()
-    assert (again.unconfirmed.columns.key.tolist(), again.unconfirmed.reasons(), again.decided_at) == (
-        sorted(key for key, *_ in rows[::2]), snowy, 41,
+    assert (again.marks.first.tolist(), again.marks.end.tolist()) == (
+        state.marks.first.tolist(), state.marks.end.tolist(),
     )  # fmt: skip
+    assert (again.term, again.term_by) == (41, "tracker ☃")
     assert state.status() == again.status()
 
 
 def test_neighbours_started_together_cost_no_more_than_one() -> None:
     """The state travels with every batch."""
-    one = fold(PartitionState.empty(), log(start()), Rules()).state.to_bytes()
-    many = fold(PartitionState.empty(), log(start(count=50_000)), Rules()).state.to_bytes()
+    one = fold(PartitionState.empty(), log(start())).state.to_bytes()
+    many = fold(PartitionState.empty(), log(start(count=50_000))).state.to_bytes()
     assert len(one) == len(many)
 
 
 def test_state_can_be_folded_on_after_reading() -> None:
     """Arrays over foreign memory are read-only; the fold writes to copies."""
-    before = fold(PartitionState.empty(), log(start(count=10)), Rules()).state
+    before = fold(PartitionState.empty(), log(start(count=10))).state
     again = PartitionState.from_bytes(before.to_bytes())
-    after = fold(again, log(end(8, count=2), first=1), Rules()).state
+    after = fold(again, log(end(8, count=2), first=1)).state
     assert (again.in_flight.message_count, after.in_flight.message_count) == (10, 8)
 
 
 def test_rejection_survives_a_restart_with_its_reason() -> None:
     """The dead letter contains the reason, whichever tracker writes it."""
     rejected = log(start(), end(outcome=Outcome.REJECTED, reason="no such order ☃"))
-    state = PartitionState.from_bytes(fold(PartitionState.empty(), rejected, Rules()).state.to_bytes())
+    state = PartitionState.from_bytes(fold(PartitionState.empty(), rejected).state.to_bytes())
     assert list(state.in_flight.reasons().values()) == ["no such order ☃"]
 
 
@@ -111,7 +113,7 @@ OWN_RULES = QueueRules(3, 7, Backoff(BackoffKind.EXPONENTIAL, 200, 9_000, 0.25),
 @pytest.mark.parametrize("own", [None, OWN_RULES])
 def test_status_survives_json(own: QueueRules | None) -> None:
     """It travels as a text column."""
-    status = fold(PartitionState.empty(own), log(start()), Rules()).status
+    status = fold(PartitionState.empty(own), log(start())).status
     assert status.rules == own
     assert status == Status.from_dict(json.loads(json.dumps(status.to_dict())))
 
@@ -120,9 +122,9 @@ def test_rules_of_the_queue_survive_a_restart_of_the_tracker() -> None:
     """Those in force, and those that the oldest message in flight was started under."""
     older = replace(OWN_RULES, version=2, max_deliveries=1)
     changed = log(start(), rules(OWN_RULES))
-    state = PartitionState.from_bytes(fold(PartitionState.empty(older), changed, Rules()).state.to_bytes())
+    state = PartitionState.from_bytes(fold(PartitionState.empty(older), changed).state.to_bytes())
     assert (state.status().rules, state.status().needed_rules) == (OWN_RULES, older)
-    state = fold(state, log(end(), first=2), Rules()).state
+    state = fold(state, log(end(), first=2)).state
     assert (state.status().rules, state.status().needed_rules) == (OWN_RULES, OWN_RULES)
     assert state.rules_log.changes == ((-1, OWN_RULES),)
 
@@ -150,7 +152,7 @@ def test_rules_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
 
 def test_outcome_of_a_batch_is_a_value() -> None:
     """It travels from Spark to Kafka's side."""
-    result = fold(PartitionState.empty(), log(start()), Rules())
+    result = fold(PartitionState.empty(), log(start()))
     outcome = PartitionOutcome(3, result.status, result.decisions, ("the record is empty",))
     assert outcome.status.in_flight == 1
     with pytest.raises(AttributeError):
@@ -170,7 +172,7 @@ def test_outcome_of_a_batch_is_a_value() -> None:
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 1, 0, 0) + bytes(8 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(32 + 18 * 24 + 4) + b"x"), "length differs: got 469 bytes, 468 expected"),
+        (sealed(0, bytes(32 + 12 * 24 + 8) + b"x"), "length differs: got 329 bytes, 328 expected"),
         (sealed(0, bytes(32) + COLUMN_OF_ONE * 8), "run without messages: got count 0, minimum 1"),
         # One run, whose text is the third of the empty one and another.
         (
@@ -205,7 +207,7 @@ def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
     # clock, append time of the last record, next marker offset, last TICK that decided, started, renewed
     numbers = struct.pack("<qqqqqq", 5_000, 4_000, 42, -1, 3, 1)
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(18 * 24 + 4)))
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(12 * 24 + 8)))
     assert (state.clock_ms, state.appended_at_ms, state.next_marker_offset) == (5_000, 4_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 
@@ -284,7 +286,7 @@ def test_scattered_messages_cost_about_a_byte_each() -> None:
     starts = [
         start(offsets[at], ranges=[(offset, 1) for offset in offsets[at : at + 500]]) for at in range(0, 20_000, 500)
     ]
-    state = fold(PartitionState.empty(), log(*starts), Rules()).state
+    state = fold(PartitionState.empty(), log(*starts)).state
     blob = state.to_bytes()
     assert len(blob) < 1.1 * 20_000
     assert rows_of(PartitionState.from_bytes(blob)) == rows_of(state)

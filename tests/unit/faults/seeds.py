@@ -12,18 +12,17 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from faults.evidence import TRACKER, WORKER, Process, Reported, Session
+from faults.evidence import TRACKER, WORKER, Process, Reported
 from faults.waits import Bounds, Interval
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import MessageId, Outcome, Release
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.testing import end, keep_alive, start, tick
+from tests.builders import end, keep_alive, start, tick
 from tests.unit.faults.story import (
     ACTOR,
     DEAD_LETTERED,
     HOUR_MS,
     LIMIT_REACHED,
-    OLD,
     REDELIVERED,
     TTL_WAS_OVER,
     Story,
@@ -148,7 +147,7 @@ def store_a_message_twice(story: Story) -> None:
 
 def send_nothing(story: Story) -> None:
     """harness: an empty queue keeps every promise."""
-    story.markers, story.messages, story.dead_letters = [tick(1_000, marker_offset=0)], [], []
+    story.markers, story.messages, story.dead_letters = [tick(1_000, marker_offset=1)], [], []
     story.events = [event("injected", 0, actor="injector")]
     story.is_reported = False
 
@@ -172,10 +171,10 @@ def redeliver_after_the_end(story: Story) -> None:
 
 
 def redeliver_on_a_tick_of_an_older_tracker(story: Story) -> None:
-    """I3: due at a TICK below where the newer tracker decides from, acked before any TICK of its own."""
-    story.sessions = [OLD, Session("new", {0: 14})]
+    """I3: due at a TICK of the older term, acked before any TICK of the newer one."""
     story.add(4, 11_800)
     story.append(start(4, 12_000), tick(20_000), end(4, 20_100))
+    story.take_over(-1)
     story.redeliver(4, 12, 30_100, tick(30_000))
 
 
@@ -531,14 +530,14 @@ def empty_a_dead_letter_of_what_is_there(story: Story) -> None:
 
 
 def write_as_a_fenced_tracker(story: Story) -> None:
-    """I12: by the older tracker, behind where the newer one began."""
-    story.sessions = [OLD, Session("new", {0: 10})]
+    """I12: by the older tracker, behind the TERM of the newer one."""
+    story.take_over(10)
     story.resign(11, "old")
 
 
 def write_before_taking_over(story: Story) -> None:
-    """I12: an END of a tracker below where it decides from."""
-    story.sessions = [OLD, Session("new", {0: 10})]
+    """I12: an END of a tracker below its TERM."""
+    story.take_over(10)
     story.resign(7, "new")
 
 

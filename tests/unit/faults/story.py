@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from faults.checker import check
-from faults.evidence import INJECTOR, TRACKER, WORKER, Evidence, Process, Reported, Session
-from faults.oracle import covered
+from faults.evidence import INJECTOR, TRACKER, WORKER, Evidence, Process, Reported
+from faults.oracle import covered, is_by_a_tracker
 from faults.topics import Dump, Record
 from faults.waits import Bounds
-from kmq_spark.core.fold import PartitionState, Rules, fold
+from kmq_spark.core.fold import PartitionState, fold
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.testing import end, log, start, tick
+from tests.builders import begin_term, end, log, start, tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from faults.evidence import Verdict
     from kmq_spark.core.events import LoggedMarker
 
-OLD, NEW = Session("old", {0: 0}), Session("new", {0: 100})
 REDELIVERED, DEAD_LETTERED = Outcome.REDELIVERED, Outcome.DEAD_LETTERED
 
 QUEUE, LIMIT, HOUR_MS = "q", 2, 3_600_000
@@ -129,7 +128,10 @@ class Story:
             end(10, 7_000),
             tick(11_600),  # 10: copy 11 is due, for the last time
             end(11, 11_700, outcome=DEAD_LETTERED, reason="delivery limit reached: 2 of 2"),
+            first=1,
         )
+        # TERMs are apart, so that a marker's place in the list is its number in the comments.
+        self.terms = [begin_term(900, term=1, tracker_id="old", marker_offset=0)]
         firsts = [first_copy(offset) for offset in range(4)]
         copies = [copy_of(firsts[1], 10, 6_200, 1), copy_of(firsts[3], 11, 6_200, 1)]
         self.messages = [*firsts, *copies]
@@ -145,7 +147,6 @@ class Story:
         self.events += self.worked(10, 6_500, 6_900, name="id-1")
         self.events += [event("delivered", 1_001, 1), event("delivered", 1_001, 3)]
         self.events += [event("delivered", 6_501, 11, "id-3")]
-        self.sessions = [OLD]
         self.bounds = Bounds()
         self.processes = [Process(WORKER, ACTOR, 0), Process(TRACKER, "tracker-1", 0)]
         self.injections: int | None = 1
@@ -205,10 +206,19 @@ class Story:
         self.markers[at] = logged._replace(marker_offset=self.markers[at].marker_offset)
 
     def resign(self, at: int, writer: str) -> None:
-        """Name another writer of a marker."""
+        """Name another writer of a marker; a tracker's has its own term."""
         marker = self.markers[at].marker
         assert marker is not None
-        self.rewrite(at, self.markers[at]._replace(marker=replace(marker, consumer_id=writer)))
+        found = [each.marker.term for each in self.terms if each.marker and each.marker.consumer_id == writer]
+        term = found[-1] if found else marker.term
+        self.rewrite(at, self.markers[at]._replace(marker=replace(marker, consumer_id=writer, term=term)))
+
+    def take_over(self, at: int, tracker_id: str = "new") -> None:
+        """Let another tracker begin a term before a marker: what lies behind it is one place further."""
+        begins_at, begins_ms = self.markers[at].marker_offset, self.markers[at].appended_at_ms
+        self.markers[at:] = [each._replace(marker_offset=each.marker_offset + 1) for each in self.markers[at:]]
+        term = len(self.terms) + 1
+        self.terms.append(begin_term(begins_ms, term=term, tracker_id=tracker_id, marker_offset=begins_at))
 
     def add(self, offset: int, at_ms: int = 500, headers: tuple[Header, ...] = ()) -> Record:
         """Let a producer send one more message."""
@@ -249,16 +259,23 @@ class Story:
         marker = logged.marker
         if marker is None or marker.consumer_id:
             return logged
-        is_by_tracker = marker.type in {MarkerType.TICK, MarkerType.RULES}
-        is_by_tracker |= marker.type is MarkerType.END and marker.outcome in {REDELIVERED, DEAD_LETTERED}
-        took_over = [each.tracker_id for each in self.sessions if each.decides_from.get(0, 0) <= logged.marker_offset]
-        return logged._replace(marker=replace(marker, consumer_id=["", *took_over][-1] if is_by_tracker else CONSUMER))
+        if marker.type not in {MarkerType.TICK, MarkerType.RULES} and not is_by_a_tracker(marker):
+            return logged._replace(marker=replace(marker, consumer_id=CONSUMER))
+        begun = [each.marker for each in self.terms if each.marker_offset < logged.marker_offset]
+        term, writer = (begun[-1].term, begun[-1].consumer_id) if begun and begun[-1] else (0, "")
+        if marker.type is MarkerType.RULES:
+            term = 0
+        return logged._replace(marker=replace(marker, consumer_id=writer, term=term))
+
+    def log(self) -> list[LoggedMarker]:
+        """Return the markers partition as it is read."""
+        return sorted([*self.terms, *map(self._signed, self.markers)], key=lambda each: each.marker_offset)
 
     def evidence(self) -> Evidence:
         """Return what the checker gets."""
         dump = Dump(
             QUEUE,
-            {0: list(map(self._signed, self.markers))},
+            {0: self.log()},
             [*self.messages, *self.removed],
             self.dead_letters,
             self.results,
@@ -266,14 +283,14 @@ class Story:
             {(0, offset) for offset in self.injected},
         )
         return Evidence(
-            dump, self.events, self.sessions, self.rules, self.bounds, self.processes, self.injections,
+            dump, self.events, {"old", "new"}, self.rules, self.bounds, self.processes, self.injections,
             {0: self.tracker_reports(self.reported())} if self.is_reported else {},
             checkpoint_mib=self.checkpoint_mib,
         )  # fmt: skip
 
     def reported(self) -> Reported:
         """Return what a real fold of the log reports."""
-        status = fold(PartitionState.empty(self.rules), self.markers, Rules()).status
+        status = fold(PartitionState.empty(self.rules), self.log()).status
         return Reported(0, status.next_marker_offset, status.in_flight, status.counters)
 
     def verdict(self) -> Verdict:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from faults.evidence import TRACKER, WORKER, Process, Session
+from faults.evidence import TRACKER, WORKER, Process
 from faults.waits import Bounds, Interval
 from kmq_spark.core.markers import MessageId, Outcome, Release
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.testing import end, keep_alive, log, rules, start, tick
+from tests.builders import end, keep_alive, log, rules, start, tick
 from tests.unit.faults.story import (
     DEAD_LETTERED,
     HOUR_MS,
     LIMIT,
-    OLD,
     REDELIVERED,
     TTL_WAS_OVER,
     Story,
@@ -211,9 +210,9 @@ def test_killed_worker_and_fenced_tracker_may_end_with_an_error() -> None:
 
 
 def test_newer_tracker_may_take_over() -> None:
-    """Each ENDs what it has decided, behind where it took over."""
+    """Each ENDs what it has decided, behind its TERM."""
     story = Story()
-    story.sessions = [OLD, Session("new", {0: 9})]
+    story.take_over(9)
     assert story.verdict().violations == []
 
 
@@ -230,7 +229,7 @@ def test_time_in_which_the_broker_was_away_excuses_a_late_redelivery() -> None:
         end(10, 41_000),
         tick(45_600),
         end(11, 45_700, outcome=DEAD_LETTERED, reason="delivery limit reached: 2 of 2"),
-        first=6,
+        first=7,
     )
     story.dead_letters[1] = letter_of(story.message(11), 1, 45_700, 2, "delivery limit reached: 2 of 2")
     story.events = [each for each in story.events if each.get("copy") not in ([0, 10], [0, 11])]

@@ -6,7 +6,7 @@ from confluent_kafka import Producer
 
 from faults.topics import read_topic, record_of, without
 from kmq_spark.core.markers import Outcome
-from kmq_spark.testing import end, start
+from tests.builders import end, start
 from tests.unit.faults.story import Story
 
 PARTITIONS = 4
@@ -42,5 +42,5 @@ def test_hostile_start_is_taken_out_with_what_the_tracker_answers_it() -> None:
         is_handled=False,
     )
     dump = story.evidence().dump
-    without(dump, {(0, 12)})
-    assert [logged.marker_offset for logged in dump.markers[0] if logged.marker is None] == [12, 13]
+    without(dump, {(0, 13)})
+    assert [logged.marker_offset for logged in dump.markers[0] if logged.marker is None] == [13, 14]

@@ -40,7 +40,7 @@ DASHBOARD = ROOT / "conf" / "grafana" / "kmq-dashboard.json"
 def status(in_flight: int = 0, **counters: int) -> Status:
     """Return a status of a markers partition."""
     return Status(
-        10, 0, in_flight, 5, None, {**Counters().to_dict(), **counters}, state_bytes=100, unconfirmed=in_flight * 2
+        10, 0, in_flight, 5, None, {**Counters().to_dict(), **counters}, state_bytes=100, marked=in_flight * 2
     )
 
 

@@ -15,9 +15,9 @@ from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Status
 from kmq_spark.kafka.payloads import PayloadSlice
-from kmq_spark.testing.builders import decisions_of
 from kmq_spark.tracker.sender.due_decisions import DueDecisions, DueRun, in_chunks, size_of
 from kmq_spark.tracker.sender.limits import SenderLimits
+from tests.builders import decisions_of
 
 Run = tuple[Decision, int]
 """The decision on the first message of a run, and the number of its messages."""

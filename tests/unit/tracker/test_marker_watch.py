@@ -41,7 +41,7 @@ class Log:
         }
         reader.close()
         config = {"bootstrap.servers": address, "group.id": "watch", "log_level": 0}
-        self.watch = MarkerWatch(config, TOPIC, dead_letters_expired=False)
+        self.watch = MarkerWatch(config, TOPIC)
         self.watch.observe(read(partition, end) for partition, end in self.ends.items())
 
     def write(self, partition: int, value: bytes, at_ms: int = AT_MS) -> None:

@@ -1,14 +1,11 @@
-"""The positions that the sender commits: what moves them, and what a failed batch restores."""
+"""The positions that the sender commits, and what moves them."""
 
 from __future__ import annotations
-
-import pytest
 
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
-from kmq_spark.errors import KmqError
 from kmq_spark.kafka.positions import Position, ResumePoint
 from kmq_spark.tracker.sender.positions import SenderPositions
 
@@ -17,7 +14,7 @@ def loaded(next_offset: int = 10, needed_offset: int = 4) -> SenderPositions:
     """Return the positions of a tracker that takes one partition over from another tracker."""
     left = {0: Position(next_offset, needed_offset, "older", topic_id="T")}
     positions = SenderPositions("newer")
-    positions.load(ResumePoint(left, {0: needed_offset}, {0: 12}, topic_id="T"), left)
+    positions.load(ResumePoint(left, {0: needed_offset}, topic_id="T"))
     return positions
 
 
@@ -71,25 +68,6 @@ def test_idle_position_keeps_the_oldest_marker_that_is_needed() -> None:
     positions.update(folded(20, 15, in_flight=1))
     positions.advance_idle({0: 22})
     assert offsets(positions) == {0: (22, 15)}
-
-
-def fail(positions: SenderPositions) -> None:
-    """Fail as a batch does whose broker goes away."""
-    with positions.restored_on_error():
-        positions.update(folded(20, 18))
-        positions.update(folded(3, 1, partition=2))
-        raise KmqError("the broker is away")
-
-
-def test_failed_batch_restores_positions() -> None:
-    positions = loaded()
-    positions.update(folded(11, 5))
-    with pytest.raises(KmqError, match="the broker is away"):
-        fail(positions)
-    assert offsets(positions) == {0: (11, 5)}
-    # Partition 2 has not reported.
-    positions.advance_idle({2: 9})
-    assert offsets(positions) == {0: (11, 5)}
 
 
 def test_heartbeat_reports_the_newest_status_of_its_partition() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.core.markers import MarkerType, Outcome
-from kmq_spark.core.policy import Rules
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import OutgoingRecord, RejectedRecords
 from kmq_spark.tracker.sender.due_decisions import DueRun
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 TOPICS = QueueTopics("orders")
-RULES = Rules(max_deliveries=5)
+RULES = QueueRules(1, max_deliveries=5)
 
 
 class Record:
@@ -105,7 +105,7 @@ def ends_of(runs: Iterable[DueRun]) -> list[OutgoingRecord]:
     ends = Ends()
     for run in runs:
         ends.add(run)
-    return list(ends.records(TOPICS, "tracker-1"))
+    return list(ends.records(TOPICS, "tracker-1", 7))
 
 
 def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
@@ -134,7 +134,7 @@ def test_dead_letter_whose_last_delivery_had_no_text_names_the_exception_before(
 ) -> None:
     dead = due(is_dead_letter=True, reason=reason)._replace(deadline_at_ms=deadline_at_ms)
     settled = final_decision(
-        decided(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, Rules(max_deliveries=3)
+        decided(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, QueueRules(1, max_deliveries=3)
     )
     assert settled.reason == (expected or reason)
 
@@ -242,7 +242,7 @@ def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
     """Not a millisecond early; and it is the queue that says what becomes of it."""
     dropping, keeping = RULES, replace(RULES, dead_letters_expired=True)
 
-    def settled(at_ms: int, rules: Rules, refused: int = 0) -> DueRun:
+    def settled(at_ms: int, rules: QueueRules, refused: int = 0) -> DueRun:
         return final_decision(decided(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules)
 
     assert settled(expires_at_ms - 1, dropping).outcome is Outcome.REDELIVERED

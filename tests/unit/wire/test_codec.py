@@ -22,10 +22,9 @@ from kmq_spark.core.markers import (
 )
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
-from kmq_spark.testing import start
-from kmq_spark.testing.builders import marker_record, unreadable
 from kmq_spark.wire import marker_pb2
 from kmq_spark.wire.codec import decode_marker, encode_marker
+from tests.builders import marker_record, start, unreadable
 
 PARTITIONS = st.integers(0, MAX_QUEUE_PARTITION)
 LEASES = st.integers(0, MAX_REDELIVER_AFTER_MS)
@@ -181,7 +180,7 @@ def test_malformed_record_is_refused_with_its_place_and_finding(value: bytes | N
     ("value", "finding"),
     [
         (message(version=9), "version 9, this build reads up to 0"),
-        (message(type=5), "type 5, this build reads up to 4"),
+        (message(type=6), "type 6, this build reads up to 5"),
         (message(type=1, outcome=5), "outcome 5, this build reads up to 4"),
         (
             message(type=4, message_id=NOWHERE, rules={"version": 1, "backoff": 9}),

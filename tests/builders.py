@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kmq_spark.core.decisions import DECISION_DTYPES, Decision, Decisions
 from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
+from kmq_spark.core.state import PartitionState
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def end(
     count: int = 1,
     queue_partition: int = 0,
     ranges: Sequence[tuple[int, int]] = (),
+    term: int = 0,
     marker_offset: int = UNPLACED,
 ) -> LoggedMarker:
     """
@@ -122,22 +124,24 @@ def end(
         count: Number of consecutive messages covered.
         queue_partition: Queue partition of all messages.
         ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
+        term: Term of the tracker that wrote it; 0 for a consumer.
         marker_offset: Offset of the marker in the log.
     """
     covered = _covered(message_offset, count, ranges)
-    marker = Marker(MarkerType.END, queue_partition, covered, outcome=outcome, reason=reason)
+    marker = Marker(MarkerType.END, queue_partition, covered, outcome=outcome, reason=reason, term=term)
     return LoggedMarker(marker_offset, at_ms, marker)
 
 
-def tick(at_ms: int = 10_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
-    """
-    Return a TICK.
+def tick(at_ms: int = 10_000, *, term: int = 1, marker_offset: int = UNPLACED) -> LoggedMarker:
+    """Return a TICK of a term."""
+    return LoggedMarker(marker_offset, at_ms, Marker(MarkerType.TICK, term=term))
 
-    Args:
-        at_ms: Append time, epoch milliseconds.
-        marker_offset: Offset of the marker in the log.
-    """
-    return LoggedMarker(marker_offset, at_ms, Marker(MarkerType.TICK))
+
+def begin_term(
+    at_ms: int = 1_000, *, term: int = 2, tracker_id: str = "tracker", marker_offset: int = UNPLACED
+) -> LoggedMarker:
+    """Return a TERM."""
+    return LoggedMarker(marker_offset, at_ms, Marker(MarkerType.TERM, consumer_id=tracker_id, term=term))
 
 
 def rules(queue_rules: QueueRules, at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
@@ -148,6 +152,13 @@ def rules(queue_rules: QueueRules, at_ms: int = 1_000, *, marker_offset: int = U
 def unreadable(at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
     """Return a record that cannot be read as a marker."""
     return LoggedMarker(marker_offset, at_ms, None)
+
+
+def begun(rules: QueueRules | None = None) -> PartitionState:
+    """Return a state without messages, in the term that `tick` names."""
+    state = PartitionState.empty(rules)
+    state.term = 1
+    return state
 
 
 def log(*markers: LoggedMarker, first: int = 0) -> list[LoggedMarker]:
