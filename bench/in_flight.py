@@ -33,7 +33,7 @@ def tick_ms_by_partitions(bench: Bench, counts: Sequence[int]) -> dict[str, int]
     for partitions in counts:
         queue = bench.queue(f"flight-of-{partitions}", partitions)
         bench.send(queue.queue_topic, partitions, 0, partitions)
-        with bench.tracking(queue, rest_ms=0) as tracker:
+        with bench.tracking(queue) as tracker:
             bench.write(queue.markers_topic, markers_of(MarkerType.START, partitions, HOUR_MS, partitions=partitions))
             wait_until("the START markers", lambda tracker=tracker, most=partitions: _in_flight(tracker) >= most)
             ticks = [_tick_ms(bench, queue.markers_topic, partitions) for _ in range(TICKS)]
@@ -48,7 +48,7 @@ def measure(bench: Bench, in_flight: int, *, scattered: bool) -> dict[str, Any]:
     gap = WIDEST_GAP if scattered else 1
     # All must exist: a tracker drops what the queue topic does not have.
     bench.send(queue.queue_topic, in_flight * gap + EVENTS // 2, 0)
-    with bench.tracking(queue, max_markers_per_batch=1_000_000, rest_ms=0) as tracker:
+    with bench.tracking(queue, max_markers_per_batch=1_000_000) as tracker:
         bench.write(queue.markers_topic, markers_of(MarkerType.START, in_flight, HOUR_MS, gap=gap))
         wait_until("the START markers", lambda: _in_flight(tracker) >= in_flight // PARTITIONS * PARTITIONS)
         tick_ms = statistics.median(_tick_ms(bench, queue.markers_topic) for _ in range(TICKS))

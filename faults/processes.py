@@ -233,7 +233,7 @@ class Tracker(Child):
         command += ["--checkpoint-dir", str(self.checkpoint), "--driver-memory", "1g"]
         settings = {
             "KMQ_TRACKER__STATE_PARTITIONS": "2",
-            "KMQ_TRACKER__COMMIT_INTERVAL_MS": "1000",
+            "KMQ_TRACKER__COMMIT_INTERVAL": "1",
             "KMQ_KAFKA__EXTRA": json.dumps(SECRET),
             "KMQ_KAFKA__SPARK_EXTRA": json.dumps(JAVA_SECRET),
         }

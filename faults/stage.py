@@ -28,9 +28,8 @@ from faults.processes import CANARY, NEVER_MS, SECRET, Child, Tracker, Watch, Wo
 from faults.topics import Dump, read_dump, results_of, without
 from faults.waits import Bounds, Interval, gaps
 from faults.worker import Profile
-from kmq_spark.config import QueueSettings
 from kmq_spark.core.policy import DEFAULT_RULES
-from kmq_spark.kafka.queue_rules import write_rules
+from kmq_spark.kafka.queue_rules import checked_rules, write_rules
 from kmq_spark.kafka.topics import create_queue
 
 if TYPE_CHECKING:
@@ -176,15 +175,15 @@ class Stage(Judged):
     def _mixed_rules(self) -> dict[str, Any]:
         return {
             "backoff": self.random.choice(("constant", "linear", "exponential")),
-            "backoff_initial_ms": 300,
-            "backoff_max_ms": 2_000,
+            "backoff_initial": 0.3,
+            "backoff_max": 2,
             "backoff_jitter": self.random.choice((0.0, 0.5)),
             "expired": self.random.choice(("drop", "dead-letter")),
         }
 
     def _make_queue(self, rules: Mapping[str, Any], max_deliveries: int) -> None:
         create_queue(self.queue, bootstrap_servers=self.bootstrap_servers, partitions=self.partitions)
-        wanted = QueueSettings(max_deliveries=max_deliveries, **rules)
+        wanted = checked_rules({"max_deliveries": max_deliveries, **rules})
         write_rules(self.queue, wanted, expected_version=0, bootstrap_servers=self.bootstrap_servers)
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         self.done(self.admin.create_topics([NewTopic(results_of(self.queue), 1, 1)]))

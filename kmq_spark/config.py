@@ -39,9 +39,6 @@ TRACKED_NAME_PATTERN = rf"^{QUEUE_NAME}(@{SUBSCRIPTION_NAME})?$"
 
 ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
 
-TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
-
-
 _FILE_VALUES = "_file_values"
 """Argument name that passes the file's values to `settings_customise_sources`; no section may have this name."""
 
@@ -82,57 +79,6 @@ class KafkaSettings(_Section):
         return Reach(bootstrap_servers=self.bootstrap_servers, timeout=self.timeout, extra=plain(self.extra))
 
 
-class QueueSettings(_Section):
-    """`[queue]`: settings of every queue; `[queues.<name>]` overrides them for one queue."""
-
-    lease_ms: int = Field(default=30_000, ge=1_000, le=TWELVE_HOURS_MS)
-    """How long a consumer holds a message before it is redelivered; SQS's visibility timeout, whose default this is."""
-
-    max_deliveries: int = Field(default=5, ge=0, le=10_000)
-    """Last allowed delivery, then the dead-letter topic; 0 = no limit. 5 as in Kafka's share groups."""
-
-    backoff: Literal["none", "constant", "linear", "exponential"] = "none"
-    """How the backoff grows with the delivery count; it applies when a lease runs out or a handler raises."""
-
-    backoff_initial_ms: int = Field(default=1_000, ge=1, le=TWELVE_HOURS_MS)
-    """Backoff after the first failed delivery, added to the lease or to the delay of the release."""
-
-    backoff_max_ms: int = Field(default=60_000, ge=1, le=TWELVE_HOURS_MS)
-    """Longest backoff."""
-
-    backoff_jitter: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Largest share of a backoff that a hash of message and delivery may subtract: 1 = from nothing to all of it."""
-
-    expired: Literal["drop", "dead-letter"] = "drop"
-    """What becomes of a message whose time to live is over."""
-
-
-class ConsumerSettings(_Section):
-    """`[consumer]`: one worker process."""
-
-    group_protocol: Literal["classic", "eager", "consumer"] = "classic"
-    """`consumer` (KIP-848, brokers from 4.0) rebalances without a halt. Kafka key: `group.protocol`."""
-
-    max_in_flight: int = Field(default=1_000, ge=1, le=1_000_000)
-    """Messages held at once, by count; receiving waits beyond it."""
-
-    max_in_flight_bytes: int = Field(default=64 * 1024 * 1024, ge=1, le=2**40)
-    """Bytes of values held at once; one message may be larger than that."""
-
-    isolate_after: int = Field(default=2, ge=0, le=10_000)
-    """Silent deliveries (the lease ran out) from which on a message is handed out in isolation; 0 = never. The default
-    is half of `max_deliveries`, rounded down."""
-
-    concurrency: int = Field(default=8, ge=1, le=1_024)
-    """Handler threads of `run`."""
-
-    retry_delay_ms: int = Field(default=1_000, ge=0, le=TWELVE_HOURS_MS)
-    """Delay before redelivery after the handler raised, in addition to the queue's backoff; 0 = no delay."""
-
-    drain_timeout_ms: int = Field(default=20_000, ge=0, le=3_600_000)
-    """How long a clean stop waits for running handlers; below Kubernetes' 30 s grace period."""
-
-
 class TrackerSettings(_Section):
     """`[tracker]`: the redelivery tracker."""
 
@@ -145,20 +91,8 @@ class TrackerSettings(_Section):
     trigger: Literal["processing-time", "available-now"] = "processing-time"
     """`processing-time` runs until stopped; `available-now` handles what is there and ends."""
 
-    trigger_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
-    """Shortest time between two batches; 0 starts the next at once, for the least lateness."""
-
-    tick_interval_ms: int = Field(default=250, ge=10, le=60_000)
-    """Shortest time between two TICKs of a markers partition: a bound on the clock's share of the lateness."""
-
-    rest_ms: int = Field(default=250, ge=0, le=10_000)
-    """Shortest pause after a batch while nothing is due; the TICK of a deadline or of a release ends it."""
-
-    commit_interval_ms: int = Field(default=5_000, ge=100, le=600_000)
-    """How often the group's offsets are committed while nothing is sent: how old the lag is that Kafka's tools show."""
-
-    transaction_timeout_ms: int = Field(default=10_000, ge=1_000, le=900_000)
-    """Time after which the broker aborts the open transaction of a killed tracker; until then consumers wait."""
+    commit_interval: float = Field(default=5.0, ge=0.1, le=5.0)
+    """Seconds between two commits of the group's offsets while nothing is sent: how old the lag of Kafka's tools is."""
 
     state_partitions: int = Field(default=2, ge=1, le=1_000)
     """State partitions (`spark.sql.shuffle.partitions`); pinned by the first run of a checkpoint."""
@@ -166,14 +100,8 @@ class TrackerSettings(_Section):
     max_markers_per_batch: int = Field(default=200_000, ge=1, le=100_000_000)
     """Bound on one batch after an outage. Spark key: `maxOffsetsPerTrigger`."""
 
-    max_decisions_per_tick: int = Field(default=10_000, ge=1, le=1_000_000)
-    """What one TICK may decide in one markers partition, earliest deadlines first; the rest stays due."""
-
     max_transaction_messages: int = Field(default=30_000, ge=1, le=1_000_000)
     """Messages sent again in one Kafka transaction; a batch with more is cut into several."""
-
-    max_transaction_bytes: int = Field(default=16 * 1024 * 1024, ge=1_024, le=1024**3)
-    """Payload bytes held for one transaction, a bound on the driver's memory."""
 
     fail_on_removed_markers: bool = True
     """Whether markers that retention removed unread stop the tracker; set false for one run to continue."""
@@ -187,8 +115,8 @@ class TrackerSettings(_Section):
     fleet_member: str = Field(default="", max_length=255)
     """Name of this process in its fleet, no two at a time; empty for a random one."""
 
-    fleet_heartbeat_ms: int = Field(default=2_000, ge=100, le=60_000)
-    """T of a new fleet: after two of them without a heartbeat the others take the queues of a process over."""
+    fleet_heartbeat: float = Field(default=2.0, ge=0.1, le=60.0)
+    """T of a new fleet, seconds: after two of them without a heartbeat the others take the queues of a process over."""
 
     coordination_topic: str = Field(default="kmq.coordination", pattern=r"^[A-Za-z0-9._-]{1,249}$")
     """Topic through which the processes of a fleet coordinate; it is created where it does not exist."""
@@ -228,9 +156,6 @@ class MetricsSettings(_Section):
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on; loopback by default, because the page shows the names of queues without authentication."""
 
-    interval_ms: int = Field(default=10_000, ge=500, le=3_600_000)
-    """How often the topics are looked at for what the tracker does not fold: ready, lag, dead letters."""
-
 
 class Settings(BaseSettings):
     """
@@ -243,9 +168,6 @@ class Settings(BaseSettings):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # type: ignore[assignment]  # no SettingsConfigDict key needed
 
     kafka: KafkaSettings = KafkaSettings()
-    queue: QueueSettings = QueueSettings()
-    queues: dict[TrackedName, dict[str, Any]] = Field(default_factory=dict)
-    consumer: ConsumerSettings = ConsumerSettings()
     tracker: TrackerSettings = TrackerSettings()
     ledger: LedgerSettings = LedgerSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -269,40 +191,6 @@ class Settings(BaseSettings):
             InitSettingsSource(settings_cls, file_values),
         )
 
-    def for_queue(self, name: str) -> QueueSettings:
-        """
-        Return the settings of one queue: `[queues.<name>]` over `[queue]`.
-
-        Args:
-            name: Queue or `queue@subscription`, whose `[queues."<queue>@…"]` comes before `[queues.<queue>]`,
-                which comes before `[queue]`.
-
-        Raises:
-            ConfigError: `[queues.<name>]` has an unknown key or a value out of bounds.
-        """
-        own = self.queues.get(name, {}) if "@" in name else {}
-        values = {
-            **self.queue.model_dump(exclude_unset=True), **self.queues.get(name.partition("@")[0], {}), **own,
-        }  # fmt: skip
-        return checked_queue_settings(values, f"[queues.{name}]")
-
-
-def checked_queue_settings(values: Mapping[str, Any], source: str) -> QueueSettings:
-    """
-    Check settings of a queue.
-
-    Args:
-        values: Settings by name; missing ones take their defaults.
-        source: Source of the values, for the error text.
-
-    Raises:
-        ConfigError: A name is unknown or a value is not allowed.
-    """
-    try:
-        return QueueSettings.model_validate(dict(values))
-    except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0], source, QueueSettings)) from error
-
 
 def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
     """
@@ -310,8 +198,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
 
     Args:
         file: TOML file; None if there is none.
-        flags: Values by section and key. They take precedence over all other sources, including `[queues.<name>]`; None
-            values are ignored.
+        flags: Values by section and key. They take precedence over all other sources; None values are ignored.
 
     Raises:
         ConfigError: The file is missing or is not TOML, a key is unknown, a value is out of bounds, or a setting of
@@ -334,18 +221,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
         message = f"cannot read the {ENV_PREFIX}* variables: {error}, tables and lists are JSON; correct the variable"
         raise ConfigError(message) from None
     check_safe(plain(settings.kafka.spark_extra))
-    for name in settings.queues:
-        settings.for_queue(name)
-    return _with_flags_first(settings, given.get("queue", {}))
-
-
-def _with_flags_first(settings: Settings, queue_flags: Mapping[str, Any]) -> Settings:
-    """Remove keys from `[queues.<name>]` that a flag sets for every queue."""
-    queues = {
-        name: {key: value for key, value in values.items() if key not in queue_flags}
-        for name, values in settings.queues.items()
-    }
-    return settings.model_copy(update={"queues": queues})
+    return settings
 
 
 def _check_environment() -> None:

@@ -52,17 +52,14 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
     from kmq_spark.inspection.findings import OPEN_TOO_LONG_MS
     from kmq_spark.inspection.groups import look_at_fleets
     from kmq_spark.inspection.inspector import look_at_producers
-    from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name
+    from kmq_spark.kafka.queue_rules import DEFAULT_LEASE_S, StoredRules, read_rules
 
     reach = settings.kafka.reach()
     with inspector_of(name, settings) as inspector:
         topics, cluster = inspector.topics, inspector.cluster
         brokers = cluster.facts()
-        local = settings.for_queue(name)
         stored = read_rules(name, **reach)
-        # The settings apply where the queue has no rule of its own.
-        own = {} if stored is None else {rule: value for rule, value in stored.to_dict().items() if value is not None}
-        rules = checked_rules({**rules_by_name(local), **own})
+        rules = stored or StoredRules(name)
         with counting(topics.markers_topic) as on_progress:
             view = inspector.look(on_progress, with_members=True, must_exist=False)
         now_ms, letters = view.now_ms, view.dead_letter_topic
@@ -72,9 +69,9 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
         return DoctorFacts(
             view=view,
             cluster=brokers,
-            rules="the settings apply" if stored is None else stored.text,
-            lease_ms=rules.lease_ms,
-            max_deliveries=rules.max_deliveries,
+            rules="none of its own: the defaults apply" if stored is None else stored.text,
+            lease_ms=round(1000 * (rules.lease_s or DEFAULT_LEASE_S)),
+            max_deliveries=rules.rules.max_deliveries,
             new_dead_letters=inspector.backlog(letters.name, recent, letters.end).count,
             producers=producers,
             fleets=look_at_fleets(cluster, name, topic=coordination, now_ms=now_ms, reach=reach),

@@ -36,7 +36,7 @@ def create(
     """
     Make the queue, markers, dead-letter, redrive and producers topics where they do not exist, and check them.
 
-    Rules that are named here belong to the queue: its tracker and consumers follow them, whatever their settings say.
+    Rules that are named here belong to the queue: its tracker and consumers follow them.
     """
     from kmq_spark.kafka.topics import create_queue
 
@@ -102,5 +102,5 @@ def describe(
     typer.echo(f"  dead-letter topic  {layout.topics.dead_letter_topic}  ({letters})")
     made = counted(layout.redrive_partition_count, "partition") if layout.redrive_partition_count else "not made yet"
     typer.echo(f"  redrive topic      {layout.topics.redrive_topic}  ({made})")
-    said = "none of its own: the settings of its tracker and consumers apply" if stored is None else stored.text
+    said = "none of its own: the defaults apply" if stored is None else stored.text
     typer.echo(f"  rules              {said}")

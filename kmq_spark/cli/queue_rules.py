@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kmq_spark.cli.shared.options import seconds
 from kmq_spark.cli.shared.output import table
 from kmq_spark.errors import ConfigError
 
@@ -32,10 +33,11 @@ class RuleOptions:
     backoff: Annotated[
         str | None, typer.Option("--backoff", help="none, constant, linear or exponential.", metavar="KIND")
     ] = None
-    backoff_initial_ms: Annotated[
-        int | None, typer.Option("--backoff-initial-ms", help="Backoff after the first failed delivery.", metavar="MS")
+    backoff_initial: Annotated[
+        str | None,
+        typer.Option("--backoff-initial", help="Backoff after the first failed delivery.", metavar="DURATION"),
     ] = None
-    backoff_max_ms: Annotated[int | None, typer.Option("--backoff-max-ms", help="Longest backoff.", metavar="MS")] = (
+    backoff_max: Annotated[str | None, typer.Option("--backoff-max", help="Longest backoff.", metavar="DURATION")] = (
         None
     )
     backoff_jitter: Annotated[
@@ -44,13 +46,15 @@ class RuleOptions:
     expired: Annotated[
         str | None, typer.Option("--expired", help="Messages past their time to live: drop or dead-letter.")
     ] = None
-    lease_ms: Annotated[
-        int | None, typer.Option("--lease-ms", help="Lease of consumers that set none.", metavar="MS")
-    ] = None
+    lease: Annotated[str | None, typer.Option("--lease", help="Lease of consumers that set none.", metavar="TIME")] = (
+        None
+    )
 
     def given(self) -> dict[str, Any]:
         """Return the rules for which an option was given."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        durations = [name for name in ("backoff_initial", "backoff_max", "lease") if name in given]
+        return given | {name: seconds(given[name], _flag(name)) for name in durations}
 
 
 def create_rules(name: str, options: RuleOptions, settings: Settings, replication_factor: int) -> StoredRules | None:
@@ -63,27 +67,20 @@ def create_rules(name: str, options: RuleOptions, settings: Settings, replicatio
     Raises:
         ConfigError: A value is not allowed, or the queue already has other rules.
     """
-    from kmq_spark.kafka.queue_rules import (
-        checked_rules,
-        checked_version,
-        read_rules,
-        rules_by_name,
-        write_rules,
-    )
+    from kmq_spark.kafka.queue_rules import checked_rules, checked_version, read_rules, write_rules
 
     given = options.given()
     if not given:
         return None
     reach = settings.kafka.reach()
-    wanted = checked_rules({**rules_by_name(settings.for_queue(name)), **given})
+    wanted = checked_rules(given)
     found = read_rules(name, **reach)
     if found is not None and checked_version(name, found):
-        other = {rule: value for rule, value in given.items() if getattr(found.settings, rule) != value}
-        if other:
+        has, wants = found.by_name(), wanted.by_name()
+        if other := {rule: wants[rule] for rule in given if has[rule] != wants[rule]}:
             message = (
                 f"queue {name!r} has other rules already: got {other!r}, version {found.version} has "
-                f"{ {rule: getattr(found.settings, rule) for rule in other}!r}; change them with "
-                f"`kmq queue alter {name}`"
+                f"{ {rule: has[rule] for rule in other}!r}; change them with `kmq queue alter {name}`"
             )
             raise ConfigError(message)
         return found
@@ -105,10 +102,10 @@ def alter_rules(
     """
     from kmq_spark.kafka.queue_rules import (
         RULE_NAMES,
+        StoredRules,
         checked_rules,
         checked_version,
         read_rules,
-        rules_by_name,
         write_rules,
     )
     from kmq_spark.kafka.topics import check_queue
@@ -120,9 +117,9 @@ def alter_rules(
     check_queue(name, **reach)
     found = read_rules(name, **reach)
     version = checked_version(name, found, expect_version)
-    base = rules_by_name(settings.for_queue(name) if found is None else found.settings)
+    base = (found or StoredRules(name)).by_name()
     wanted = checked_rules({**base, **given})
-    new = rules_by_name(wanted)
+    new = wanted.by_name()
     rows = [{"rule": "version", "now": version or None, "new": version + 1}]
     rows += [{"rule": rule, "now": None if found is None else base[rule], "new": new[rule]} for rule in new]
     if execute:

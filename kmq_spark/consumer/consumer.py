@@ -120,7 +120,7 @@ class QueueConsumer:
         # No other client has its name.
         extra = {key: value for key, value in (extra or {}).items() if key != "client.id"}
         if lease is None:
-            lease = lease_of(topics, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra) / 1000
+            lease = lease_of(topics, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
         limits = self._limits = limits_of(lease, max_lease, max_in_flight)
         self._bootstrap_servers, self._extra, self._timeout = bootstrap_servers, extra, timeout
         self._leases = LeaseTable()

@@ -1,27 +1,26 @@
 """
 The rules of a queue: records of the compacted topic `kmq.queues`.
 
-Rule 1: The key is `queue` or `queue@subscription`. The value is JSON with the names of the settings file. The newest
-record is in force. A subscription without a record has the rules of its queue.
+Rule 1: The key is `queue` or `queue@subscription`. The value is JSON. The newest record is in
+force. A subscription without a record has the rules of its queue.
 Rule 2: There is one writer at a time, and no change is lost. A writer first fences all other writers of the same key.
 Then it reads the topic to its end, compares versions, and writes in a transaction.
-Rule 3: A queue without a record, or a topic that this client may not read, is not an error: the settings apply.
+Rule 3: A queue without a record, or a topic that this client may not read, is not an error: the defaults apply.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.config import QueueSettings, checked_queue_settings
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.core.policy import QueueRules
+from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
+from kmq_spark.core.policy import DEFAULT_RULES, MAX_MAX_DELIVERIES, QueueRules
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader
@@ -37,7 +36,6 @@ from kmq_spark.kafka.settings import (
 )
 from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, ensure_compacted_topic
 from kmq_spark.kafka.transaction import TransactionalProducer
-from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,68 +46,68 @@ logger = logging.getLogger(__name__)
 
 RULES_TOPIC = "kmq.queues"
 
-RULE_NAMES = (
-    "max_deliveries",
-    "backoff",
-    "backoff_initial_ms",
-    "backoff_max_ms",
-    "backoff_jitter",
-    "expired",
-    "lease_ms",
-)
-"""The rules of a queue, by their names in the settings file, in display order."""
+RULE_NAMES = ("max_deliveries", "backoff", "backoff_initial", "backoff_max", "backoff_jitter", "expired", "lease")
+"""The rules of a queue, by their names in its record, in display order. Durations are seconds."""
 
 MAX_RECORD_BYTES = 65_536
 
+DEFAULT_LEASE_S = 30.0
+"""Lease of a queue whose rules name none: the default of SQS's visibility timeout."""
+
 LEASE_READ_TIMEOUT_S = 3.0
 """Maximum time that a consumer waits at its start for the rules of its queue."""
+
+_BACKOFFS = {kind.name.lower(): kind for kind in BackoffKind}
+_EXPIRED = {"drop": False, "dead-letter": True}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRules:
     """
-    The record of one queue.
+    The rules of one queue, as its record has them.
 
     Attributes:
         name: Key of the record: the queue, or `queue@subscription`.
-        version: Number of changes, from 1.
-        settings: The rules, validated as those of a settings file.
+        rules: The rules that the tracker needs; their version counts the changes, from 1.
+        lease_s: Lease of consumers that set none, seconds; None for `DEFAULT_LEASE_S`.
     """
 
     name: str
-    version: int
-    settings: QueueSettings
+    rules: QueueRules = DEFAULT_RULES
+    lease_s: float | None = None
 
     @property
-    def rules(self) -> QueueRules:
-        """The rules that the tracker needs."""
-        return queue_rules_of(self.settings, self.version)
+    def version(self) -> int:
+        """Number of changes, from 1; 0 for rules that are not written."""
+        return self.rules.version
+
+    def by_name(self) -> dict[str, Any]:
+        """Return every rule by name; the lease is None where the queue names none."""
+        rules, backoff = self.rules, self.rules.backoff
+        return {
+            "max_deliveries": rules.max_deliveries,
+            "backoff": backoff.kind.name.lower(),
+            "backoff_initial": backoff.initial_ms / 1000,
+            "backoff_max": backoff.max_ms / 1000,
+            "backoff_jitter": backoff.jitter,
+            "expired": "dead-letter" if rules.dead_letters_expired else "drop",
+            "lease": self.lease_s,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the version and every rule, by name."""
-        return {"version": self.version, **rules_by_name(self.settings)}
+        return {"version": self.version, **self.by_name()}
 
     @property
     def text(self) -> str:
         """The rules as one line of text."""
-        rules = ", ".join(
-            f"{name} {value}" for name, value in rules_by_name(self.settings).items() if value is not None
-        )
+        rules = ", ".join(f"{name} {value}" for name, value in self.by_name().items() if value is not None)
         return f"version {self.version} of {self.name}: {rules}"
-
-    def differing(self, local: QueueSettings) -> list[str]:
-        """Return the rules that local settings set explicitly to another value, as `name = local (queue: own)`."""
-        own = self.to_dict()
-        return [
-            f"{name} = {getattr(local, name)!r} (queue: {own[name]!r})"
-            for name in RULE_NAMES
-            if name in local.model_fields_set and own[name] is not None and getattr(local, name) != own[name]
-        ]
 
 
 def checked_version(name: str, found: StoredRules | None, expected: int | None = None) -> int:
     """
-    Return the version of a queue's own rules; 0 if it has none. A group with the rules of its queue has none.
+    Return the version of a queue's own rules; 0 if it has none. A subscription with the rules of its queue has none.
 
     Args:
         name: Queue, or `queue@subscription`.
@@ -129,32 +127,37 @@ def checked_version(name: str, found: StoredRules | None, expected: int | None =
     return version
 
 
-def queue_rules_of(settings: QueueSettings, version: int) -> QueueRules:
-    """Convert the rules of a settings file to those of `kmq_spark.core`."""
-    backoff = Backoff(
-        BackoffKind[settings.backoff.upper()],
-        settings.backoff_initial_ms,
-        settings.backoff_max_ms,
-        settings.backoff_jitter,
-    )
-    return QueueRules(version, settings.max_deliveries, backoff, settings.expired == "dead-letter")
-
-
-def rules_by_name(settings: QueueSettings) -> dict[str, Any]:
-    """Return every rule by name. `lease_ms` is None if it was not set: then the settings of the consumers apply."""
-    rules = {name: getattr(settings, name) for name in RULE_NAMES}
-    return rules if "lease_ms" in settings.model_fields_set else {**rules, "lease_ms": None}
-
-
-def checked_rules(values: Mapping[str, Any]) -> QueueSettings:
+def checked_rules(values: Mapping[str, Any], name: str = "", version: int = 0) -> StoredRules:
     """
-    Validate rules by name. Names outside `RULE_NAMES` are ignored; missing rules take their defaults.
+    Check rules by name. Names outside `RULE_NAMES` are ignored; missing rules take their defaults.
 
     Raises:
         ConfigError: A value is not allowed.
     """
-    given = {name: values[name] for name in RULE_NAMES if values.get(name) is not None}
-    return checked_queue_settings(given, "the rules of the queue")
+    found = {
+        **StoredRules(name).by_name(),
+        **{rule: values[rule] for rule in RULE_NAMES if values.get(rule) is not None},
+    }
+    for rule, allowed in (("backoff", _BACKOFFS), ("expired", _EXPIRED)):
+        if found[rule] not in allowed:
+            raise _not_allowed(rule, found[rule], f"one of {', '.join(allowed)}")
+    limit, jitter, lease = found["max_deliveries"], found["backoff_jitter"], found["lease"]
+    if type(limit) is not int or not 0 <= limit <= MAX_MAX_DELIVERIES:
+        raise _not_allowed("max_deliveries", limit, f"0 to {MAX_MAX_DELIVERIES}")
+    if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter <= 1:
+        raise _not_allowed("backoff_jitter", jitter, "0 to 1")
+    backoff = Backoff(
+        _BACKOFFS[found["backoff"]],
+        milliseconds("backoff_initial", found["backoff_initial"], 1),
+        milliseconds("backoff_max", found["backoff_max"], 1),
+        float(jitter),
+    )
+    lease_s = None if lease is None else milliseconds("lease", lease, MIN_LEASE_MS) / 1000
+    return StoredRules(name, QueueRules(version, limit, backoff, _EXPIRED[found["expired"]]), lease_s)
+
+
+def _not_allowed(rule: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"rule {rule} of a queue is not allowed: got {value!r}; expected {expected}")
 
 
 class RulesReader:
@@ -165,18 +168,13 @@ class RulesReader:
         topics: Names of the queue, or of one of its groups.
         config: librdkafka settings of a reader, see `settings.reader_config`.
         timeout: Maximum time for each response of the broker.
-        local: Settings of this process. A rule that they set explicitly to another value is logged.
 
     Attributes:
         is_unauthorized: Whether the last `refresh` was not authorized to read the topic.
         has_topic: Whether the last `refresh` found the topic.
     """
 
-    def __init__(
-        self, topics: QueueTopics, config: Mapping[str, Any], timeout: float, local: QueueSettings | None = None
-    ) -> None:
-        """Open no client yet."""
-        self._local = local
+    def __init__(self, topics: QueueTopics, config: Mapping[str, Any], timeout: float) -> None:
         self._names = (str(topics), topics.queue)
         self._config = config
         self._reader: LogReader | None = None
@@ -246,19 +244,11 @@ class RulesReader:
             self._found.pop(name, None)
             return
         try:
-            stored = self._found[name] = _stored_of(name, value)
+            self._found[name] = _stored_of(name, value)
         except (ValueError, KmqError) as error:
             logger.warning(
                 "ignoring record %d of %s, its rules cannot be read: %s", offset, RULES_TOPIC, error,
                 extra={"action": "rules_ignored", "queue": name},
-            )  # fmt: skip
-            return
-        differing = stored.differing(self._local) if self._local is not None else []
-        if differing:
-            logger.warning(
-                "the rules of %s (version %d) override the settings of this process: %s; remove these settings, or "
-                "change the rules with `kmq queue alter`",
-                name, stored.version, ", ".join(differing), extra={"action": "rules_differ", "queue": name},
             )  # fmt: skip
 
 
@@ -269,7 +259,7 @@ def _stored_of(name: str, value: bytes) -> StoredRules:
             f"the rules of a queue must be a JSON object: got {type(values).__name__}; "
             "write them with `kmq queue alter`"
         )
-    stored = StoredRules(name, int(values.get("version", 0)), checked_rules(values))
+    stored = checked_rules(values, name, int(values.get("version", 0)))
     if fault := stored.rules.fault():
         raise ConfigError(f"the rules of a queue are not valid: {fault}; write them with `kmq queue alter`")
     return stored
@@ -281,7 +271,6 @@ def read_rules(
     bootstrap_servers: str,
     timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
-    local: QueueSettings | None = None,
 ) -> StoredRules | None:
     """
     Return the rules of a queue or of a group; None if it has none or this client may not read them.
@@ -291,7 +280,6 @@ def read_rules(
         bootstrap_servers: Comma-separated `host:port`.
         timeout: Maximum time for each call to the broker.
         extra: librdkafka settings.
-        local: As for `RulesReader`.
 
     Raises:
         ConfigError: The name is not allowed.
@@ -299,7 +287,7 @@ def read_rules(
     """
     topics = QueueTopics.parse(queue)
     config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
-    reader = RulesReader(topics, config, timeout, local)
+    reader = RulesReader(topics, config, timeout)
     try:
         return reader.refresh()
     finally:
@@ -307,47 +295,25 @@ def read_rules(
 
 
 def lease_of(
-    topics: QueueTopics,
-    local: QueueSettings | None = None,
-    *,
-    bootstrap_servers: str,
-    timeout: float,
-    extra: Mapping[str, str] | None = None,
-) -> int:
+    topics: QueueTopics, *, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None
+) -> float:
     """
-    Return the lease of a consumer whose caller set none, milliseconds: that of the queue, or that of the settings.
+    Return the lease of a consumer whose caller set none, seconds: that of the queue's rules.
 
-    Best effort: the rules are read once. A consumer that may not read them, or gets no response, uses its settings.
-
-    Args:
-        topics: Names of the queue.
-        local: Settings of the consumer; None for the defaults. An explicit lease that differs from the queue's is
-            logged.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Maximum time for each call to the broker.
-        extra: librdkafka settings.
+    Best effort: the rules are read once. A consumer that may not read them, or gets no answer, takes the default.
     """
-    local = local or QueueSettings()
-    # A consumer does not need the other rules.
-    lease_alone = {"lease_ms": local.lease_ms} if "lease_ms" in local.model_fields_set else {}
-    own_settings = checked_queue_settings(lease_alone, "[queue]")
     timeout = min(timeout, LEASE_READ_TIMEOUT_S)
     try:
-        stored = read_rules(
-            str(topics), bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra, local=own_settings
-        )
+        stored = read_rules(str(topics), bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
     except KafkaClientError as error:
-        logger.warning(
-            "cannot read the lease of queue %s, using the lease of this consumer's settings: %s", topics, error
-        )
+        logger.warning("cannot read the lease of queue %s, using %g s: %s", topics, DEFAULT_LEASE_S, error)
         stored = None
-    own = None if stored is None else stored.to_dict()["lease_ms"]
-    return local.lease_ms if own is None else int(own)
+    return DEFAULT_LEASE_S if stored is None or stored.lease_s is None else stored.lease_s
 
 
 def write_rules(
     queue: str,
-    settings: QueueSettings,
+    rules: StoredRules,
     *,
     expected_version: int,
     bootstrap_servers: str,
@@ -360,7 +326,7 @@ def write_rules(
 
     Args:
         queue: Queue, or `queue@subscription`.
-        settings: The rules.
+        rules: What `checked_rules` returned.
         expected_version: The version that these rules replace; 0 if the queue has none.
         bootstrap_servers: Comma-separated `host:port`.
         timeout: Maximum time for each call to the broker.
@@ -391,16 +357,10 @@ def write_rules(
         # Read after fencing: whatever an older writer could commit is committed by now.
         found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
         version = checked_version(str(topics), found, expected_version)
-        stored = StoredRules(str(topics), version + 1, settings)
+        stored = StoredRules(str(topics), replace(rules.rules, version=version + 1), rules.lease_s)
         value = json.dumps(stored.to_dict()).encode()
         record = OutgoingRecord(RULES_TOPIC, 0, str(topics).encode(), value, [])
         producer.run(lambda: producer.send(record), [], None)
     finally:
         producer.close()
     return stored
-
-
-def rules_record(rules: QueueRules, markers_topic: str, marker_partition: int, tracker_id: str) -> OutgoingRecord:
-    """Return the RULES marker that puts these rules in force in a markers partition."""
-    marker = Marker(MarkerType.RULES, consumer_id=tracker_id, rules=rules)
-    return OutgoingRecord(markers_topic, marker_partition, None, encode_marker(marker), [])

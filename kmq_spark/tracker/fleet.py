@@ -196,7 +196,7 @@ class TrackerFleet:
         self._coordinator = Coordinator(
             fleet_group(name),
             client_id=tracker.fleet_member,
-            heartbeat=tracker.fleet_heartbeat_ms / 1000,
+            heartbeat=tracker.fleet_heartbeat,
             metadata=json.dumps(_metadata(version)).encode(),
             topic=tracker.coordination_topic,
             **settings.kafka.reach(),
@@ -229,7 +229,7 @@ class TrackerFleet:
         tracker, reach = self._settings.tracker, self._settings.kafka.reach()
         create_coordination_topic(topic=tracker.coordination_topic, **reach)
         # A former process of this name is a member until 2T have passed.
-        self._coordinator.join(JOIN_S + 3 * tracker.fleet_heartbeat_ms / 1000)
+        self._coordinator.join(JOIN_S + 3 * tracker.fleet_heartbeat)
         try:
             known = self.view().tasks
             for queue in tracker.queues:
@@ -379,7 +379,7 @@ class TrackerFleet:
         claim = tracked.claim
         # If this fails, the process that handed the queue over waits for longer.
         with contextlib.suppress(KmqError):
-            claim.commit(claim.epoch, timeout=self._settings.tracker.fleet_heartbeat_ms / 1000)
+            claim.commit(claim.epoch, timeout=self._settings.tracker.fleet_heartbeat)
 
     def _is_queue(self, name: str) -> bool:
         """Return whether a task is a queue; log once for each that is not, because anybody may add tasks."""

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 WARN_INTERVAL_S = 60.0
 
+LOOK_INTERVAL_S = 10.0
+"""How often the topics are looked at for what the tracker does not fold: ready, lag, dead letters."""
+
 
 class TrackerView(Protocol):
     """The part of a tracker that the metrics use."""
@@ -152,7 +155,7 @@ class TrackerMetrics:
                         self.check_topics(queue, inspectors[queue])
                     except KmqError as error:
                         self._warn(queue, error)
-                self._stopping.wait(self._settings.metrics.interval_ms / 1000)
+                self._stopping.wait(LOOK_INTERVAL_S)
         finally:
             for inspector in inspectors.values():
                 inspector.close()

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 BEHIND_S = 3.0
 """No pause follows a batch that took longer: most likely more markers are already waiting."""
 
+REST_S = 0.25
+"""Shortest pause after a batch while nothing is due; 0 for no pauses."""
+
 PAUSE_SHARE = 2.0
 LONGEST_PAUSE_S = 1.0
 """
 Pause without a watch = `PAUSE_SHARE` x duration of the batch before it, at most `LONGEST_PAUSE_S` and at least
-`rest_ms`. So it leaves two thirds of a processor free, also on a slow machine or with a cold JVM.
+`REST_S`. So it leaves two thirds of a processor free, also on a slow machine or with a cold JVM.
 """
 
 LONGEST_WATCHED_S = 10.0
@@ -49,22 +52,14 @@ LOOK_S = 0.05
 """Time between two looks at what the watch has read."""
 
 
-def pause_s(worked_s: float, rest_ms: int) -> float:
-    """
-    Return the longest pause after a batch without a watch, seconds; 0 for no pause, also with a watch.
-
-    Args:
-        worked_s: Duration of the batch, seconds.
-        rest_ms: The setting `rest_ms`, milliseconds; 0 for no pauses.
-    """
-    if not rest_ms or worked_s > BEHIND_S:
+def pause_s(worked_s: float) -> float:
+    """Return the longest pause after a batch of *worked_s* without a watch, seconds; 0 for no pause, also with one."""
+    if not REST_S or worked_s > BEHIND_S:
         return 0.0
-    return max(rest_ms / 1000, min(worked_s * PAUSE_SHARE, LONGEST_PAUSE_S))
+    return max(REST_S, min(worked_s * PAUSE_SHARE, LONGEST_PAUSE_S))
 
 
-def is_batch_wanted(
-    unread: Unread, *, passed_s: float, quiet_s: float, due_in_s: float, unwatched_s: float, rest_s: float
-) -> bool:
+def is_batch_wanted(unread: Unread, *, passed_s: float, quiet_s: float, due_in_s: float, unwatched_s: float) -> bool:
     """
     Return whether a pause should end although no TICK can decide anything.
 
@@ -74,9 +69,8 @@ def is_batch_wanted(
         quiet_s: Time since the newest marker arrived, seconds.
         due_in_s: Time until the earliest deadline that is known, seconds.
         unwatched_s: Longest pause without a watch, seconds; see `pause_s`.
-        rest_s: The setting `rest_ms` in seconds.
     """
-    if passed_s < rest_s:
+    if passed_s < REST_S:
         return False
     if unread.is_blind:
         return passed_s >= unwatched_s
@@ -93,14 +87,12 @@ class Pauser:
     Args:
         ticker: Ends pauses with its TICKs.
         watch: Reads the markers that arrive during a pause.
-        rest_ms: The setting `rest_ms`, milliseconds.
     """
 
-    def __init__(self, ticker: Ticker, watch: MarkerWatch, rest_ms: int) -> None:
+    def __init__(self, ticker: Ticker, watch: MarkerWatch) -> None:
         """Store the parts."""
         self._ticker = ticker
         self._watch = watch
-        self._rest_ms = rest_ms
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
         """Note what a batch has read: the next pause looks at the markers after it."""
@@ -112,7 +104,7 @@ class Pauser:
 
     def pause(self, worked_s: float) -> None:
         """Pause after a batch that took *worked_s* seconds, until the next batch is wanted."""
-        unwatched_s = pause_s(worked_s, self._rest_ms)
+        unwatched_s = pause_s(worked_s)
         if not unwatched_s or self._ticker.pause(0):
             return
         began_s = time.monotonic()
@@ -129,7 +121,6 @@ class Pauser:
                     quiet_s=now_s - unread.newest_at_s,
                     due_in_s=self._ticker.due_in_s(),
                     unwatched_s=unwatched_s,
-                    rest_s=self._rest_ms / 1000,
                 ):
                     return
         finally:

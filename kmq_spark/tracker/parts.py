@@ -31,9 +31,7 @@ def sender_of(settings: Settings, layout: QueueLayout) -> RedeliverySender:
     limits = SenderLimits(
         timeout=kafka.timeout,
         max_transaction_messages=tracker.max_transaction_messages,
-        max_transaction_bytes=tracker.max_transaction_bytes,
-        commit_interval_ms=tracker.commit_interval_ms,
-        transaction_timeout_ms=tracker.transaction_timeout_ms,
+        commit_interval=tracker.commit_interval,
     )
     reading = reader_config(kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), extra)
     return RedeliverySender(
@@ -52,7 +50,6 @@ def ticker_of(settings: Settings, layout: QueueLayout) -> Ticker:
         marker_producer_config(kafka.bootstrap_servers, extra=plain(kafka.extra), delivery_timeout_ms=5_000),
         layout.topics.markers_topic,
         layout.partition_count,
-        settings.tracker.tick_interval_ms,
     )
 
 
@@ -60,4 +57,4 @@ def pauser_of(settings: Settings, topics: QueueTopics, ticker: Ticker) -> Pauser
     """Return what pauses between the batches of a queue's tracker, not connected yet."""
     kafka = settings.kafka
     reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, new_client_id("watch"), plain(kafka.extra))
-    return Pauser(ticker, MarkerWatch(reading, topics.markers_topic), settings.tracker.rest_ms)
+    return Pauser(ticker, MarkerWatch(reading, topics.markers_topic))

@@ -215,11 +215,7 @@ class QueueTracker(RestartedQuery):
             fail_on_removed=tracker.fail_on_removed_markers,
             tasks=tracker.state_partitions,
         )
-        trigger: dict[str, object] = (
-            {"processingTime": f"{tracker.trigger_interval_ms} milliseconds"}
-            if self._is_endless
-            else {"availableNow": True}
-        )
+        trigger: dict[str, object] = {"processingTime": "0 seconds"} if self._is_endless else {"availableNow": True}
         writer = build_query(
             read_markers(self._spark, source),
             FoldSettings(topics.markers_topic, rules_at_start=resume.rules, clock_at_start=resume.clocks),

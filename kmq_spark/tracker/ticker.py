@@ -3,7 +3,7 @@ The clock of a queue: append a TICK to a markers partition when a message there 
 
 Rule 1: Append times alone decide what is due. This thread's estimate of the broker's clock decides only when it writes
 a TICK. A wrong estimate causes a late or an unnecessary TICK, nothing else.
-Rule 2: A partition gets at most one TICK per `interval_ms`, and none while nothing is in flight. While the broker's
+Rule 2: A partition gets at most one TICK per `TICK_INTERVAL_S`, and none while nothing is in flight. While the broker's
 clock is behind that of the partition (`core.clock`), it gets one every `BEHIND_INTERVAL_S`, since the partition's clock
 advances only with records.
 Rule 3: No lock is held while a record is produced.
@@ -71,6 +71,9 @@ contains all the rest; an END or a new deadline waits as long. More TICKs are no
 which decides what has become due meanwhile.
 """
 
+TICK_INTERVAL_S = 0.25
+"""Shortest time between two TICKs of a markers partition: a bound on the clock's share of the lateness."""
+
 LONGEST_WAIT_S = 1.0
 
 REPORT_POLL_S = 0.005
@@ -131,7 +134,7 @@ class Ticker(threading.Thread):
         config: librdkafka settings of the producer.
         markers_topic: Topic that gets the TICKs.
         partition_count: Number of its partitions.
-        interval_ms: Shortest time between two TICKs of a partition, milliseconds.
+        interval_s: Shortest time between two TICKs of a partition.
 
     Attributes:
         periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
@@ -144,7 +147,7 @@ class Ticker(threading.Thread):
         config: Mapping[str, str | int | float | bool],
         markers_topic: str,
         partition_count: int,
-        interval_ms: int,
+        interval_s: float = TICK_INTERVAL_S,
     ) -> None:
         """Create the producer, which connects in the background; `start` begins to write TICKs."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
@@ -152,7 +155,7 @@ class Ticker(threading.Thread):
         self._producer = make_client(Producer, config)
         self._fatal: KafkaError | None = None
         self._topic = markers_topic
-        self._interval_s = interval_ms / 1000
+        self._interval_s = interval_s
         self._partitions = {partition: _PartitionTicks() for partition in range(partition_count)}
         self.periodic_work: Callable[[], None] | None = None
         self.failure: Exception | None = None

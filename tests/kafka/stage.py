@@ -53,7 +53,7 @@ class Stage:
             {
                 "kafka": {"bootstrap_servers": self.bootstrap_servers},
                 "tracker": {
-                    "checkpoint_dir": str(self.folder / checkpoint), "state_partitions": 2, "commit_interval_ms": 500,
+                    "checkpoint_dir": str(self.folder / checkpoint), "state_partitions": 2, "commit_interval": 0.5,
                     **tracker,
                 },
             },

@@ -49,24 +49,24 @@ def refusal(file: Path | None = None, flags: dict[str, dict[str, Any]] | None = 
 
 
 def test_flag_goes_before_environment_before_file_before_default(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lease_ms(flag: int | None = None) -> int:
-        return load_settings(file, {"queue": {"lease_ms": flag}}).queue.lease_ms
+    def interval(flag: float | None = None) -> float:
+        return load_settings(file, {"tracker": {"commit_interval": flag}}).tracker.commit_interval
 
     file.write_text("")
-    assert lease_ms() == 30_000
-    file.write_text("[queue]\nlease_ms = 2_000")
-    assert lease_ms() == 2_000
-    monkeypatch.setenv("KMQ_QUEUE__LEASE_MS", "3000")
-    assert lease_ms() == 3_000
-    assert lease_ms(4_000) == 4_000
+    assert interval() == 5
+    file.write_text("[tracker]\ncommit_interval = 2")
+    assert interval() == 2
+    monkeypatch.setenv("KMQ_TRACKER__COMMIT_INTERVAL", "3")
+    assert interval() == 3
+    assert interval(4) == 4
 
 
 def test_sources_meet_key_by_key(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A section is no unit: its keys may come from different sources."""
-    file.write_text("[tracker]\nstate_partitions = 7\ntick_interval_ms = 70")
-    monkeypatch.setenv("KMQ_TRACKER__TICK_INTERVAL_MS", "80")
+    file.write_text("[tracker]\nstate_partitions = 7\nfleet_heartbeat = 7")
+    monkeypatch.setenv("KMQ_TRACKER__FLEET_HEARTBEAT", "8")
     tracker = load_settings(file, {"tracker": {"restart_limit": 9}}).tracker
-    assert (tracker.state_partitions, tracker.tick_interval_ms, tracker.restart_limit) == (7, 80, 9)
+    assert (tracker.state_partitions, tracker.fleet_heartbeat, tracker.restart_limit) == (7, 8, 9)
 
 
 def test_tables_and_lists_of_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,62 +77,15 @@ def test_tables_and_lists_of_the_environment_are_json(monkeypatch: pytest.Monkey
     assert settings.tracker.queues == ("a", "b")
 
 
-def test_queue_with_settings_of_its_own_differs_only_in_what_it_sets(file: Path) -> None:
-    file.write_text("[queue]\nlease_ms = 2_000\nmax_deliveries = 3\n[queues.orders]\nmax_deliveries = 9")
-    settings = load_settings(file)
-    orders, other = settings.for_queue("orders"), settings.for_queue("other")
-    assert (orders.lease_ms, orders.max_deliveries) == (2_000, 9)
-    assert (other.lease_ms, other.max_deliveries) == (2_000, 3)
-
-
-def test_group_of_a_queue_differs_from_its_queue_only_in_what_it_sets(file: Path) -> None:
-    file.write_text(
-        "[queue]\nbackoff = 'linear'\n[queues.orders]\nmax_deliveries = 9\nlease_ms = 9_000\n"
-        "[queues.'orders@billing']\nmax_deliveries = 2\nexpired = 'dead-letter'\n"
-        "[tracker]\nqueues = ['orders', 'orders@billing']"
-    )
-    settings = load_settings(file)
-    orders, billing = settings.for_queue("orders"), settings.for_queue("orders@billing")
-    assert (orders.max_deliveries, orders.lease_ms, orders.backoff, orders.expired) == (9, 9_000, "linear", "drop")
-    assert (billing.max_deliveries, billing.lease_ms, billing.backoff, billing.expired) == (
-        2,
-        9_000,
-        "linear",
-        "dead-letter",
-    )
-    assert settings.for_queue("other@billing").max_deliveries == 5
-    assert settings.tracker.queues == ("orders", "orders@billing")
-
-
-def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
-    file.write_text("[queues.orders]\nlease_ms = 9_000\nmax_deliveries = 9")
-    orders = load_settings(file, {"queue": {"max_deliveries": 2}}).for_queue("orders")
-    assert (orders.lease_ms, orders.max_deliveries) == (9_000, 2)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[queue]\nlease = 1", "unknown setting: got 'queue.lease' in the flags or the environment or "),
-        ("[queue]\nlease = 1", "; did you mean 'lease_ms'?"),
         ("[trackr]\ntrigger = 'x'", "; did you mean 'tracker'?"),
-        ("zzz = 1", "allowed are consumer, kafka, ledger, metrics, queue, queues, tracker; remove it"),
-        ("[queues.a]\nmax_delivery = 1", "unknown setting: got 'max_delivery' in [queues.a]"),
-        ("[queues.a]\nmax_delivery = 1", "; did you mean 'max_deliveries'?"),
-        ("[queues.a]\nlease_ms = 1", "setting lease_ms is not allowed: got 1, input should be greater than or equal"),
-        ("[queues.'a b']\nlease_ms = 1000", "setting queues.a b.[key] is not allowed: got 'a b'"),
-        ("[queue]\nlease_ms = 'soon'", "setting queue.lease_ms is not allowed: got 'soon', input should be a valid"),
+        ("zzz = 1", "allowed are kafka, ledger, metrics, tracker; remove it"),
         ("[tracker]\nqueues = ['a/b']", "setting tracker.queues.0 is not allowed: got 'a/b'"),
         ("[tracker]\nqueues = ['a@']", "setting tracker.queues.0 is not allowed: got 'a@'"),
-        ("[queues.'a@b@c']\nlease_ms = 1000", "setting queues.a@b@c.[key] is not allowed: got 'a@b@c'"),
-        ("[queue]\nbackoff = 'quick'", "got 'quick', input should be 'none', 'constant', 'linear' or 'exponential'"),
-        ("[queue]\nbackoff_initial_ms = -1", "setting queue.backoff_initial_ms is not allowed: got -1, input should"),
-        ("[queue]\nbackoff_max_ms = 1000000000", "setting queue.backoff_max_ms is not allowed: got 1000000000"),
-        ("[queue]\nbackoff_jitter = 1.5", "setting queue.backoff_jitter is not allowed: got 1.5, input should be"),
-        ("[queue]\nbackoff_jitter = nan", "setting queue.backoff_jitter is not allowed: got nan"),
-        ("[queue]\nexpired = 'keep'", "got 'keep', input should be 'drop' or 'dead-letter'"),
         ("[tracker]\ntrigger = 'once'", "got 'once', input should be 'processing-time' or 'available-now'"),
-        ("queue = 3", "setting queue is not allowed: got 3"),
+        ("tracker = 3", "setting tracker is not allowed: got 3"),
         ("[kafka]\nbootstrap_servers = ''", "setting kafka.bootstrap_servers is not allowed: got ''"),
     ],
 )
@@ -157,10 +110,10 @@ def test_missing_file_and_folder_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("KMQ_TRACKR__TRIGGER", "x", "got 'KMQ_TRACKR__TRIGGER' in the environment, allowed are consumer, kafka"),
+        ("KMQ_TRACKR__TRIGGER", "x", "got 'KMQ_TRACKR__TRIGGER' in the environment, allowed are kafka, ledger"),
         ("KMQ_TRACKR__TRIGGER", "x", "did you mean KMQ_TRACKER__…?"),
         ("KMQ_TRACKER__TRIGER", "x", "did you mean 'trigger'?"),
-        ("KMQ_QUEUE__LEASE_MS", "soon", "setting queue.lease_ms is not allowed: got 'soon'"),
+        ("KMQ_TRACKER__RESTART_LIMIT", "soon", "setting tracker.restart_limit is not allowed: got 'soon'"),
         ("KMQ_KAFKA__EXTRA", "{'a", "cannot read the KMQ_* variables: "),
     ],
 )
@@ -179,9 +132,9 @@ def test_other_variables_of_ours_are_left_alone(monkeypatch: pytest.MonkeyPatch)
 def test_settings_cannot_be_changed() -> None:
     settings = load_settings()
     with pytest.raises(ValueError, match="frozen"):
-        settings.queue.lease_ms = 1
+        settings.tracker.restart_limit = 1
     with pytest.raises(ValueError, match="frozen"):
-        settings.queue = settings.queue
+        settings.tracker = settings.tracker
 
 
 def test_secrets_are_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,9 +202,8 @@ def test_secret_in_a_variable_that_is_no_json_is_not_shown(monkeypatch: pytest.M
 def sections() -> Iterator[tuple[str, type[BaseModel]]]:
     """Return the sections with their models."""
     for name, field in Settings.model_fields.items():
-        if name != "queues":  # the same keys as [queue]
-            assert isinstance(field.annotation, type)
-            yield name, field.annotation
+        assert isinstance(field.annotation, type)
+        yield name, field.annotation
 
 
 def bounds_of(field: FieldInfo) -> str:

@@ -67,9 +67,6 @@ LINGER_MS = 5
 
 UNREADABLE_LOG_INTERVAL_S = 60.0
 
-HEARTBEAT_S = 5.0
-"""Longest time between two offset commits, so that monitoring can distinguish an idle tracker from a dead one."""
-
 FENCED_WAIT_S = 2.0
 """
 How long a fenced tracker reads on for the TERM of a newer one. Without one the broker gave its transaction up, as it
@@ -146,7 +143,7 @@ class RedeliverySender:
             self.tracker_id,
             extra,
             max_message_bytes=LARGEST_RECORD,
-            transaction_timeout_ms=self._limits.transaction_timeout_ms,
+            transaction_timeout_ms=round(1000 * self._limits.transaction_timeout),
         )
         # A produce batch costs the broker about the same, however full it is. Without lingering, many leases that end
         # at once cause tens of thousands of batches. A single message waits that long too, which is about a hundredth
@@ -419,7 +416,7 @@ class RedeliverySender:
             self._transact(positions=list(self._positions.current))
 
     def _is_commit_due(self) -> bool:
-        return time.monotonic() - self._committed_at_s > min(self._limits.commit_interval_ms / 1000, HEARTBEAT_S)
+        return time.monotonic() - self._committed_at_s > self._limits.commit_interval
 
     def _note(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:

@@ -11,14 +11,15 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from typer.testing import CliRunner
 
 from kmq_spark.cli.main import app
-from kmq_spark.config import Settings, checked_queue_settings, load_settings
+from kmq_spark.config import Settings, load_settings
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import ConfigError
-from kmq_spark.kafka.queue_rules import read_rules, write_rules
+from kmq_spark.kafka.queue_rules import read_rules
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.once import track_once
 from kmq_spark.tracker.parts import sender_of
 from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, seen, wait_until
+from tests.kafka.stage import put_rules
 from tests.kafka.stage import receive_all as stage_receive
 
 if TYPE_CHECKING:
@@ -33,19 +34,14 @@ pytestmark = pytest.mark.kafka
 LEASE_MS = 1_000
 
 
-def settings_of(queue: Queue, **own: object) -> Settings:
-    """Return the settings of a tracker, with local settings of the queue."""
-    return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}, "queue": own})
+def settings_of(queue: Queue) -> Settings:
+    """Return the settings of a tracker."""
+    return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}})
 
 
 def put(queue: Queue, expected_version: int = 0, **rules: object) -> None:
     """Write rules of a queue; those not named have their defaults."""
-    write_rules(
-        queue.name,
-        checked_queue_settings(rules, "the test"),
-        expected_version=expected_version,
-        bootstrap_servers=queue.bootstrap_servers,
-    )
+    put_rules(queue.name, queue.bootstrap_servers, expected_version, **rules)
 
 
 def drop(queue: Queue, count: int) -> None:
@@ -59,19 +55,19 @@ def test_rules_are_read_as_they_were_written_and_a_stale_change_is_refused(queue
     """Two operators change the rules of one queue: the second change is refused, since the version has changed."""
     assert read_rules(queue.name, bootstrap_servers=queue.bootstrap_servers) is None
     put(queue, max_deliveries=3)
-    put(queue, 1, max_deliveries=7, lease_ms=9_000)
+    put(queue, 1, max_deliveries=7, lease=9)
     with pytest.raises(ConfigError, match="got version 2, expected 1"):
         put(queue, 1, max_deliveries=4)
     found = read_rules(queue.name, bootstrap_servers=queue.bootstrap_servers)
     assert found is not None
-    assert (found.version, found.settings.max_deliveries, found.settings.lease_ms) == (2, 7, 9_000)
+    assert (found.version, found.rules.max_deliveries, found.lease_s) == (2, 7, 9)
 
 
 def test_group_without_rules_has_those_of_its_queue(queue: Queue) -> None:
     put(queue, max_deliveries=3)
     found = read_rules(f"{queue.name}@billing", bootstrap_servers=queue.bootstrap_servers)
     assert found is not None
-    assert (found.name, found.settings.max_deliveries) == (queue.name, 3)
+    assert (found.name, found.rules.max_deliveries) == (queue.name, 3)
 
 
 def test_limit_is_that_of_the_queue(queue: Queue) -> None:
@@ -96,7 +92,7 @@ def test_message_keeps_the_backoff_of_its_start_though_a_tracker_without_state_c
     The first tracker folds the START under a backoff of an hour. Then the rules change, and a second tracker begins
     without any state, behind the RULES marker of the first.
     """
-    put(queue, backoff="constant", backoff_initial_ms=3_600_000, backoff_max_ms=3_600_000)
+    put(queue, backoff="constant", backoff_initial=3_600, backoff_max=3_600)
     assert track_once(queue.name, settings_of(queue)).redelivered == 0
     queue.send("a")
     drop(queue, 1)
@@ -148,7 +144,7 @@ def test_alter_shows_a_change_first_and_writes_it_when_asked_to(queue: Queue) ->
     """`describe` shows the rules in force; a change based on an older version is refused."""
     name = queue.name
     assert "none of its own" in kmq(queue, "queue", "describe", name).stdout
-    created = kmq(queue, "queue", "create", name, "--max-deliveries", "3", "--lease-ms", "9000")
+    created = kmq(queue, "queue", "create", name, "--max-deliveries", "3", "--lease", "9s")
     assert "rules version 1" in created.stdout
     shown = kmq(queue, "queue", "alter", name, "--max-deliveries", "7")
     assert "--execute --expect-version 1" in shown.stdout
@@ -156,7 +152,7 @@ def test_alter_shows_a_change_first_and_writes_it_when_asked_to(queue: Queue) ->
     written = kmq(queue, "queue", "alter", name, "--max-deliveries", "7", "--execute", "-o", "json")
     assert {row["rule"]: (row["now"], row["new"]) for row in json.loads(written.stdout)}["max_deliveries"] == (3, 7)
     rules = json.loads(kmq(queue, "queue", "describe", name, "-o", "json").stdout)["rules"]
-    assert (rules["version"], rules["max_deliveries"], rules["lease_ms"]) == (2, 7, 9_000)
+    assert (rules["version"], rules["max_deliveries"], rules["lease"]) == (2, 7, 9)
     late = kmq(queue, "queue", "alter", name, "--backoff", "linear", "--execute", "--expect-version", "1")
     assert (late.exit_code, "got version 2, expected 1" in late.stderr) == (2, True)
 
@@ -165,8 +161,8 @@ def test_alter_shows_a_change_first_and_writes_it_when_asked_to(queue: Queue) ->
     ("arguments", "finding"),
     [
         ((), "no rule is named"),
-        (("--max-deliveries", "-1"), "max_deliveries is not allowed: got -1"),
-        (("--backoff", "quadratic"), "backoff is not allowed: got 'quadratic'"),
+        (("--max-deliveries", "-1"), "rule max_deliveries of a queue is not allowed: got -1"),
+        (("--backoff", "quadratic"), "rule backoff of a queue is not allowed: got 'quadratic'"),
     ],
 )
 def test_change_that_is_not_allowed_is_one_line(queue: Queue, arguments: tuple[str, ...], finding: str) -> None:
@@ -187,7 +183,7 @@ def test_create_with_other_rules_than_the_queue_has_is_refused(queue: Queue) -> 
 def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(queue: Queue) -> None:
     """An explicit lease has priority."""
     leases: list[float] = []
-    for expected_version, rules in enumerate(({"max_deliveries": 3}, {"lease_ms": 9_000})):
+    for expected_version, rules in enumerate(({"max_deliveries": 3}, {"lease": 9})):
         put(queue, expected_version, **rules)
         for consumer in (consumer_of(queue), consumer_of(queue, lease=5)):
             leases.append(consumer._limits.lease_s)

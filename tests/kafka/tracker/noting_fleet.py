@@ -176,7 +176,7 @@ class Fleet:
             {
                 "kafka": {"bootstrap_servers": self.servers},
                 "tracker": {
-                    "queues": queues, "fleet": self.name, "fleet_member": member, "fleet_heartbeat_ms": T,
+                    "queues": queues, "fleet": self.name, "fleet_member": member, "fleet_heartbeat": T / 1000,
                     "coordination_topic": self.topic, **tracker,
                 },
             },

@@ -116,7 +116,7 @@ def log(stage: Stage) -> Log:
 
 def test_failed_message_rests_and_one_that_was_given_back_does_not(stage: Stage, log: Log) -> None:
     """By append times: lease plus backoff, backoff after a failure, no backoff. Silent deliveries are counted."""
-    stage.put_rules(backoff="exponential", backoff_initial_ms=600, backoff_max_ms=900)
+    stage.put_rules(backoff="exponential", backoff_initial=0.6, backoff_max=0.9)
     silent, failed, given_back, second = log.send(count=4)
     with stage.tracking():
         since = {silent: log.mark(start(silent)) + LEASE_MS + 600}

@@ -299,7 +299,7 @@ def test_queues_of_a_process_without_a_jvm_do_not_wait_for_its_trackers(fleet: F
 
     A tracker that takes long to end is fenced by its successor; the process ends when it has ended.
     """
-    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True), fleet_heartbeat_ms=60_000)
+    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True), fleet_heartbeat=60)
     assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
     first.engine_error = KmqError("the JVM of Spark is gone: got x; start the tracker again")

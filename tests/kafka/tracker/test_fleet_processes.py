@@ -104,7 +104,7 @@ class Fleet:
             *("--fleet", self.name, "--bootstrap-server", self.queues[0].bootstrap_servers),
             *("--checkpoint-dir", str(self.folder / f"checkpoint-{name}")),
         ]
-        environment = {"KMQ_TRACKER__COORDINATION_TOPIC": self.topic, "KMQ_TRACKER__COMMIT_INTERVAL_MS": "500"}
+        environment = {"KMQ_TRACKER__COORDINATION_TOPIC": self.topic, "KMQ_TRACKER__COMMIT_INTERVAL": "0.5"}
         self._members.append(Member(name, arguments, environment, self.folder))
         return self._members[-1]
 

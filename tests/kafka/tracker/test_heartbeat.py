@@ -39,7 +39,7 @@ def heartbeat(place: Place) -> Heartbeat:
 
 
 def test_idle_tracker_leaves_a_heartbeat_where_nothing_moves(place: Place) -> None:
-    sender = place.sender(commit_interval_ms=0)
+    sender = place.sender(commit_interval=0)
     sender.deliver([outcome(next_offset=7, needed_offset=7)])
     first = heartbeat(place)
     time.sleep(0.01)

@@ -152,9 +152,10 @@ def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(
 ) -> None:
     """Markers arrive ten times a second; the tracker's batch durations do not contain the pauses."""
     monkeypatch.setattr(pacing, "LONGEST_WATCHED_S", 2 * REST_S)
+    monkeypatch.setattr(pacing, "REST_S", REST_S)
     count = round(BUSY_S * 10)
     stage.send(*map(str, range(count)))
-    with stage.tracking(rest_ms=round(REST_S * 1000)) as tracker, stage.consumer(lease=3600) as consumer:
+    with stage.tracking() as tracker, stage.consumer(lease=3600) as consumer:
         (query,) = (each for each in stage.spark.streams.active if (each.name or "").endswith(stage.queue))
         until, settled = time.monotonic() + BUSY_S, 0
         pauses_s: list[float] = []

@@ -70,7 +70,7 @@ def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_res
     """The batch does not fail: the transaction was not committed, so that a new producer sends it once more."""
     offsets = place.send(*(b"%d" % number for number in range(20)))
     # The new producer waits until the broker is back, and the time of a machine under load is added to that.
-    sender = place.sender(timeout=COMES_S, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
+    sender = place.sender(timeout=COMES_S, transaction_timeout=TRANSACTION_TIMEOUT_MS / 1000)
     timers: list[threading.Timer] = []
 
     def pause_in_the_transaction(name: str) -> None:
@@ -166,7 +166,7 @@ def test_redelivery_goes_on_after_a_pause_longer_than_lease_and_transaction(
     stage = Stage(spark, own_broker.bootstrap_servers, tmp_path, f"paused-{time.time_ns()}")
     values = {b"m%d" % number for number in range(50)}
     with (
-        stage.tracking(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS),
+        stage.tracking(),
         stage.consumer(lease=10) as consumer,
     ):
         stage.send(*(value.decode() for value in values))

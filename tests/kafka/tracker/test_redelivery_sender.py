@@ -273,7 +273,7 @@ def test_transaction_of_a_dead_tracker_is_never_seen(place: Place) -> None:
 
 def test_positions_never_move_backwards(place: Place) -> None:
     """A batch that is read again after a lost or older checkpoint does not lower the committed offsets."""
-    sender = place.sender(commit_interval_ms=0)
+    sender = place.sender(commit_interval=0)
     sender.deliver([outcome(next_offset=50, needed_offset=40)])
     sender.deliver([outcome(next_offset=20, needed_offset=10)])
     assert place.committed()[:2] == (50, 40)
@@ -281,7 +281,7 @@ def test_positions_never_move_backwards(place: Place) -> None:
 
 def test_idle_tracker_commits_what_was_read_past_the_last_marker(place: Place) -> None:
     """Otherwise control records of transactions would count as lag indefinitely."""
-    sender = place.sender(commit_interval_ms=0)
+    sender = place.sender(commit_interval=0)
     sender.deliver([outcome(next_offset=10, needed_offset=10)])
     sender.tend({0: 13})
     assert place.committed()[:2] == (13, 13)
@@ -333,7 +333,7 @@ def test_small_message_that_is_too_large_for_its_topic_is_found_by_the_second_at
     first, *_ = place.send(b"0", b"x" * 400, b"2", b"3")
     set_topic(place, place.layout.topics.queue_topic, "max.message.bytes", "450")
     place.layout = replace(place.layout, max_message_bytes=450)
-    sent = place.sender(transaction_timeout_ms=3_000).deliver([outcome(due(first), message_counts=[4])])
+    sent = place.sender(transaction_timeout=3).deliver([outcome(due(first), message_counts=[4])])
     (letter,) = place.dead_letters()
     assert (letter.value(), reason_of(letter)[:22]) == (b"x" * 400, "too large to redeliver")
     assert [record.value() for record in place.messages()] == [b"0", b"2", b"3"]
@@ -370,7 +370,7 @@ def test_payload_that_retention_removed_becomes_dead_letter_with_that_reason(pla
 
 def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> None:
     """Its messages, ENDs and offset, by a client with older metadata."""
-    sender = place.sender(commit_interval_ms=0)
+    sender = place.sender(commit_interval=0)
     (first,) = place.send(b"old")
     sender.deliver([outcome(due(first))])
     admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})

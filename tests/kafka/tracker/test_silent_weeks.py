@@ -73,7 +73,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
     One test, since each part waits for the same minute.
     """
     _, living = new_queue(forgetful_broker, "living")
-    sender = living.sender(commit_interval_ms=1_000)
+    sender = living.sender(commit_interval=1)
     sender.deliver([outcome(next_offset=7, needed_offset=7)])
     ending = threading.Event()
 
@@ -128,7 +128,7 @@ def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(bootstrap_
     place = Place(bootstrap_servers, create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1))
     topics = place.layout.topics
     write(place, 5)
-    old = place.sender(commit_interval_ms=0)
+    old = place.sender(commit_interval=0)
     old.deliver([outcome(next_offset=5, needed_offset=5)])
     admin = AdminClient(admin_config(bootstrap_servers))
     for future in admin.delete_topics(list(topics.all_topics)).values():

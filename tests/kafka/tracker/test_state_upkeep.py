@@ -28,7 +28,7 @@ def test_state_of_a_tracker_that_runs_on_is_uploaded_and_what_is_older_is_remove
         consumer.flush()
         return wait_until(lambda: tracker.stats.batches > tracker_batches)
 
-    with stage.consumer() as consumer, stage.tracking(rest_ms=0) as tracker:
+    with stage.consumer() as consumer, stage.tracking() as tracker:
         assert another_batch(tracker.stats.batches)
         first = {path.name for path in state.glob("*/1_*.changelog")}
         assert first

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from kmq_spark.tracker import pacing
 from kmq_spark.tracker.marker_watch import Unread
 from kmq_spark.tracker.pacing import MOST_UNREAD_BYTES, is_batch_wanted, pause_s
 
 
 @pytest.mark.parametrize(
-    ("worked_s", "rest_ms", "expected_s"),
+    ("worked_s", "rest_s", "expected_s"),
     [
-        (0.05, 250, 0.25),  # the setting
-        (0.2, 250, 0.4),  # twice the batch
-        (2.9, 250, 1.0),  # a second at most
-        (2.9, 4_000, 4.0),  # unless the setting is longer
-        (3.1, 4_000, 0.0),  # behind
-        (0.2, 0, 0.0),  # switched off
+        (0.05, 0.25, 0.25),  # the shortest
+        (0.2, 0.25, 0.4),  # twice the batch
+        (2.9, 0.25, 1.0),  # a second at most
+        (3.1, 0.25, 0.0),  # behind
+        (0.2, 0.0, 0.0),  # switched off
     ],
 )
-def test_pause_without_a_watch_is_the_setting_or_twice_the_batch_up_to_a_second(
-    worked_s: float, rest_ms: int, expected_s: float
+def test_pause_without_a_watch_is_twice_the_batch_up_to_a_second(
+    monkeypatch: pytest.MonkeyPatch, worked_s: float, rest_s: float, expected_s: float
 ) -> None:
     """Nothing else has a say but what is due: see `Ticker.pause`."""
-    assert pause_s(worked_s, rest_ms) == pytest.approx(expected_s)
+    monkeypatch.setattr(pacing, "REST_S", rest_s)
+    assert pause_s(worked_s) == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_pause_without_a_watch_is_the_setting_or_twice_the_batch_up_to_a_second(
         (Unread(is_blind=False), 10.0, 0.0, 30.0, True),  # gauges are ten seconds old at most
         (Unread(is_blind=False), 1.0, 1.0, 30.0, True),  # no more markers: the last batch for now
         (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.3, 0.0, 30.0, True),
-        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.2, 0.0, 30.0, False),  # not before `rest_ms`
+        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.2, 0.0, 30.0, False),  # not before `REST_S`
         (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES // 5), 0.3, 0.0, 1.0, True),  # a deadline is near
         (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES // 5), 0.3, 0.0, 3.0, False),
         (Unread(is_blind=False), 0.3, 0.0, 1.0, False),  # little to fold: its TICK ends the pause
@@ -48,7 +49,5 @@ def test_pause_with_a_watch_ends_when_a_batch_is_worth_its_cost(
     due_in_s: float,
     expected: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
-    is_wanted = is_batch_wanted(
-        unread, passed_s=passed_s, quiet_s=quiet_s, due_in_s=due_in_s, unwatched_s=0.4, rest_s=0.25
-    )
+    is_wanted = is_batch_wanted(unread, passed_s=passed_s, quiet_s=quiet_s, due_in_s=due_in_s, unwatched_s=0.4)
     assert is_wanted is expected

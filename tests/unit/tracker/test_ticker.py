@@ -88,13 +88,13 @@ def make_ticker(address: str) -> Iterator[Callable[..., Ticker]]:
     made: list[Ticker] = []
 
     def make(
-        interval_ms: int = 50,
+        interval_s: float = 0.05,
         partitions: int = PARTITIONS,
         address: str = address,
         **config: int,
     ) -> Ticker:
         settings: dict[str, str | int] = {"bootstrap.servers": address, "log_level": 0, "linger.ms": 0, **config}
-        made.append(Ticker(settings, TOPIC, partitions, interval_ms))
+        made.append(Ticker(settings, TOPIC, partitions, interval_s))
         return made[-1]
 
     yield make
@@ -148,7 +148,7 @@ def test_tick_is_aimed_just_past_the_deadline(make_ticker: Callable[..., Ticker]
 
 
 def test_overdue_partition_ticks_each_interval_and_no_oftener(make_ticker: Callable[..., Ticker], log: Log) -> None:
-    ticker = make_ticker(interval_ms=100)
+    ticker = make_ticker(interval_s=0.1)
     ticker.start()
     log.wait(PARTITIONS)
     ticker.observe([standing(1, deadline_at_ms=BROKER_MS - 1_000)])
@@ -171,7 +171,7 @@ def test_rejected_message_is_due_at_once(make_ticker: Callable[..., Ticker], log
 
 def test_end_of_a_batch_lets_what_is_due_tick_before_its_interval(make_ticker: Callable[..., Ticker], log: Log) -> None:
     """The next batch is about to look for markers: a TICK that waits out its interval would wait for one more batch."""
-    ticker = make_ticker(interval_ms=60_000)
+    ticker = make_ticker(interval_s=60)
     ticker.start()
     log.wait(PARTITIONS)
     ticker.observe([standing(0, deadline_at_ms=BROKER_MS - 1)])
@@ -187,7 +187,7 @@ def test_flooded_partition_gets_a_tick_or_two_until_its_batch_ends_and_as_many_b
     """What is decided while it is sent is all in the next batch: a mass expiry must not become one batch of minutes."""
     columns = {**{name: [0, 0] for name in DECISION_DTYPES}, "message_count": [1, decided - 1]}
     decisions = Decisions.from_columns(columns, ["", ""]) if decided else Decisions.empty()
-    ticker = make_ticker(interval_ms=20)
+    ticker = make_ticker(interval_s=0.02)
     ticker.start()
     log.wait(PARTITIONS)
     many = replace(standing(1, deadline_at_ms=BROKER_MS - 1_000, in_flight=in_flight), decisions=decisions)
@@ -202,8 +202,8 @@ def test_flooded_partition_gets_a_tick_or_two_until_its_batch_ends_and_as_many_b
 def test_partition_with_little_in_flight_gets_its_ticks_while_batches_take_their_time(
     make_ticker: Callable[..., Ticker], log: Log
 ) -> None:
-    """Batches may be far apart on purpose (`trigger_interval_ms`): the last TICK before one says what is due."""
-    ticker = make_ticker(interval_ms=20)
+    """Batches may be far apart on purpose : the last TICK before one says what is due."""
+    ticker = make_ticker(interval_s=0.02)
     ticker.start()
     log.wait(PARTITIONS)
     ticker.observe([standing(1, deadline_at_ms=BROKER_MS - 1_000, in_flight=19_999)])
@@ -214,7 +214,7 @@ def test_partition_whose_clock_is_ahead_is_ticked_although_nothing_is_due(
     make_ticker: Callable[..., Ticker], log: Log
 ) -> None:
     """Time passes there from record to record alone; however long the interval, and however many TICKs a batch had."""
-    ticker = make_ticker(interval_ms=60_000)
+    ticker = make_ticker(interval_s=60)
     ticker.start()
     log.wait(PARTITIONS)
     hour_ms = 3_600_000
