@@ -36,12 +36,6 @@ def test_each_ratio_is_that_of_two_medians_of_its_own_case() -> None:
     }
 
 
-def test_a_ratio_without_both_figures_is_left_out() -> None:
-    without_cpu = case_of(100, 1, share=(500, 2.0), batch=(700, 1.5)) | {"cpu_us_per_message": {}}
-    assert ratios([without_cpu]) == {"batch_vs_share_consumer": 1.4}
-    assert ratios([case_of(10_240, 1, share=(500, 2.0), batch=(700, 1.5))]) == {}
-
-
 def test_a_lower_rate_is_worse() -> None:
     ratio = Ratio("batch", "share")
     assert [ratio.has_fallen(1.0, now) for now in (0.79, 0.81, 2.0)] == [True, False, False]

@@ -43,7 +43,7 @@ class OutdatedAdmin(AdminClient):
     """
     A real client that gives the broker's answer for an older leader epoch, until it has read the metadata.
 
-    No mock broker of librdkafka changes its epoch; `tests/kafka/kafka/test_old_leader_epoch.py` restarts a real one.
+    No mock broker of librdkafka changes its epoch.
     """
 
     is_outdated = True

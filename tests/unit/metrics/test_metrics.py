@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import socket
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any, get_args
@@ -30,7 +29,6 @@ from kmq_spark.metrics.samples import (
     queue_labels,
     samples_of,
 )
-from kmq_spark.metrics.worker import counting
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "conf" / "prometheus" / "kmq-alerts.yml"
@@ -143,23 +141,6 @@ def test_port_that_is_taken_is_a_clear_error() -> None:
             ConfigError, match=rf"cannot serve metrics: got '127.0.0.1' port {port}: .*; choose another"
         ):
             MetricsServer(port, "127.0.0.1", list)
-
-
-def test_port_out_of_bounds_is_a_clear_error() -> None:
-    with pytest.raises(ConfigError, match=r"cannot serve metrics: got '127\.0\.0\.1' port 99999"):
-        MetricsServer(99_999, "127.0.0.1", list)
-
-
-def test_missing_package_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"pip install 'kmq-spark\[metrics\]'"):
-        MetricsServer(0, "127.0.0.1", list)
-
-
-def test_run_is_counted_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with counting("orders", lambda: (1, 1)):
-        pass
 
 
 def expressions() -> list[tuple[str, str]]:
