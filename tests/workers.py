@@ -30,6 +30,9 @@ GROUPS_FILE = "kmq_groups_file"
 TRACKERS = "tracker"
 """Tests of this folder that need a Spark session are a group of their own: one for all would take too long."""
 
+WITH_THE_OTHERS = frozenset({"test_bad_input.py"})
+"""Except these: so the two groups take about as long."""
+
 _LAST_RESORT_S = 60.0
 """From the exception that ends a test whose time is up to the end of a process that the exception did not reach."""
 
@@ -38,7 +41,8 @@ def group_of(item: pytest.Item) -> str:
     """Return the group of a test: its Spark session's, its module's where that shares a fixture, or its own."""
     assert hasattr(item, "_fixtureinfo")
     if "spark" in item._fixtureinfo.names_closure:
-        return "spark, trackers" if item.path.parent.name == TRACKERS else "spark"
+        is_of_trackers = item.path.parent.name == TRACKERS and item.path.name not in WITH_THE_OTHERS
+        return "spark, trackers" if is_of_trackers else "spark"
     shared = [each[-1].scope for each in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.split("::")[0] if {"module", "class"} & set(shared) else item.nodeid
 
