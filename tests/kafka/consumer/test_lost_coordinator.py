@@ -52,14 +52,14 @@ class CoordinatorProxy(Proxy):
         await waiting.put((0.0, b""))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def proxy() -> Iterator[CoordinatorProxy]:
     """A proxy before a port without a broker yet."""
     with contextlib.closing(CoordinatorProxy(free_port())) as proxy:
         yield proxy
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def far_queue(proxy: CoordinatorProxy) -> Iterator[Queue]:
     """A queue whose broker is reached through the proxy."""
     names_itself = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
