@@ -13,7 +13,7 @@ from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.settings import admin_config, make_client
 from kmq_spark.kafka.topic_rules import MIN_COORDINATION_RETENTION_MS, replication_settings, topic_problems
-from kmq_spark.kafka.topics import create_topics, require_quorum, shape_of
+from kmq_spark.kafka.topics import create_topics, replicas_of_new, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,19 +72,13 @@ def create_coordination_topic(
     if not shape_of(admin, topic, bootstrap_servers, timeout_s).partitions:
         settings = {
             **_REQUIRED,
-            **replication_settings(replication_factor),
+            **replication_settings(replicas_of_new(admin, replication_factor, timeout_s)),
             "retention.ms": str(retention_ms),
             # Kafka deletes whole segments: with its defaults, of a week or 1 GiB, retention would have no effect.
             "segment.ms": str(retention_ms // 2),
             "segment.bytes": str(SEGMENT_BYTES),
         }
         create_topics(admin, [NewTopic(topic, partitions, replication_factor, config=settings)], timeout_s)
-        while not (made := shape_of(admin, topic, bootstrap_servers, timeout_s)).partitions:
-            if time.monotonic() > until_s:
-                break
-            time.sleep(_POLL_S)
-        if replication_factor < 0:
-            require_quorum(admin, {topic: made}, timeout_s)
     while True:
         try:
             check_coordination_topic(admin, topic, bootstrap_servers, timeout_s)

@@ -2,9 +2,8 @@
 Errors of the Kafka client: the table of their names, our errors for them, and the client's log.
 
 Rule 1: an error text never contains a value of the client's configuration.
-Rule 2: at most one log line of a kind and client passes in ten seconds: without a limit, a broker that is down causes a
-line every 50 ms. Only these lines contain the reason of a failed connection, so it is kept for the error of the call
-that timed out.
+Rule 2: at most one log line of a kind passes in ten seconds: a broker that is down causes a line every 50 ms. Only
+these lines contain the reason of a failed connection, so it is kept for the error of the call that timed out.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import logging
 import re
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -48,6 +46,9 @@ TIMED_OUT = frozenset({"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE"})
 
 UNREACHABLE = TIMED_OUT | {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
 """The broker did not respond."""
+
+CONNECTING = UNREACHABLE | {"_AUTHENTICATION", "_SSL"}
+"""The client has no connection."""
 
 TEMPORARY = UNREACHABLE | {
     # Of librdkafka. `_DESTROY_BROKER`: a broker disconnects while a request is in flight; `_NOENT`: a partition has no
@@ -101,11 +102,7 @@ Answer = TypeVar("Answer")
 
 
 def client_error(cause: KafkaException | KafkaError, operation: str) -> KmqError:
-    """
-    Return our error for an error of the Kafka client; raise it `from` the cause.
-
-    *operation* is what failed, in the form of our messages: `cannot send to orders`.
-    """
+    """Return our error for an error of the Kafka client; *operation* is what failed: `cannot send to orders`."""
     error = cause.args[0] if isinstance(cause, KafkaException) else cause
     if not isinstance(error, KafkaError):
         return KafkaClientError(f"{operation}: {error}; {_OTHER_ADVICE}")
@@ -126,16 +123,15 @@ def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> K
     Return our error for a broker that did not respond, with librdkafka's own reason if there is one.
 
     The failed call itself reports only a time-out. Whether the broker is down, requires TLS or refuses the password is
-    in the client's log only. `poll` delivers these log lines; a consumer is not polled, because it would consume a
-    message.
+    in the client's log only.
     """
+    # `poll` delivers the lines of the log. A consumer is not polled: it would consume a message.
     if isinstance(client, (Producer, AdminClient)):
         client.poll(0)
     operation = f"cannot reach broker at {bootstrap_servers}"
     error = client_error(cause, operation)
-    reason = connection_reasons.of(bootstrap_servers)
-    is_connecting = isinstance(error, KafkaClientError) and error.code in UNREACHABLE | {"_AUTHENTICATION", "_SSL"}
-    if not isinstance(error, KafkaClientError) or not is_connecting or not reason:
+    reason = client_log.reason_of(bootstrap_servers)
+    if not isinstance(error, KafkaClientError) or error.code not in CONNECTING or not reason:
         return error
     advice = _LISTENER_ADVICE if _CONCERNS_LISTENER.search(reason) else ADVICE.get(error.code, _OTHER_ADVICE)
     message = f"{operation}: {reason} ({error.code}); {advice}"
@@ -154,13 +150,10 @@ def has_old_leader_epoch(error: BaseException | None) -> bool:
 
 def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
     """
-    Return an answer of the admin client, whose request has a time-out of *timeout_s*.
+    Return an answer of the admin client, whose request has a time-out of *timeout_s*; without one, raise `_TIMED_OUT`.
 
     A process whose client thread is stuck never gets an answer (seen: a consumer without `close` that Python's garbage
     collector destroyed in this thread).
-
-    Raises:
-        KafkaException: The request failed, or there is no answer (`_TIMED_OUT`).
     """
     try:
         return future.result(timeout_s + ANSWER_MARGIN_S)
@@ -169,12 +162,7 @@ def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
 
 
 def retry_until_answered(call: Callable[[], Answer], operation: str, timeout_s: float) -> Answer:
-    """
-    Repeat a call while the broker returns a retriable error, for example while a coordinator moves or a broker starts.
-
-    Raises:
-        KmqError: The error is not retriable, or the time is over.
-    """
+    """Repeat a call while its error is retriable, for example while a coordinator moves or a broker starts."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -189,9 +177,11 @@ def retry_until_answered(call: Callable[[], Answer], operation: str, timeout_s: 
 MIN_INTERVAL_S = 10.0
 """Time between two lines of one kind. It still shows that a problem lasts, and when it ended."""
 
-MAX_KINDS = 1_000
-"""Maximum number of kinds that are remembered. Above it all are forgotten, so some lines pass twice."""
+MAX_REMEMBERED = 1_000
+"""Maximum number of kinds of lines, and of addresses, that are remembered. Above it all are forgotten."""
 
+REASON_AGE_S = 60.0
+"""How long the reason of a failed connection is valid."""
 
 HARMLESS = {"GETPID": "retrying", "CONFWARN": "will be ignored by this"}
 """
@@ -199,81 +189,66 @@ librdkafka facilities, and the words that make a line of them harmless: a coordi
 consumers alone in `extra`, which configures the producers of a consumer too.
 """
 
+# The text of a line of the facility FAIL: "[thrd:…]: sasl_ssl://host:port/id: reason (after 3ms in …)".
+_ADDRESS = re.compile(r"\]: (?:\w+://)?([^/\s]+)/\w+: (.*?)(?: \(after \d+ms.*)?$", re.DOTALL)
 
-class ClientLogLimit(logging.Filter):
-    """Let one line per kind pass in `MIN_INTERVAL_S`. A kind is a level, a librdkafka facility and a client name."""
+
+class ClientLog(logging.Filter):
+    """
+    Lets one line per kind pass in `MIN_INTERVAL_S`, and keeps the reasons of failed connections by broker address.
+
+    A kind is a level, a librdkafka facility and a client name: these two and the text are the arguments of a line.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
         self._seen: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._reasons: dict[str, dict[bool, tuple[float, str]]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line passes. A line that passes contains how many lines before it were suppressed."""
-        args = record.args if isinstance(record.args, tuple) else ()
-        words = HARMLESS.get(str(args[0])) if args else None
-        if words is not None and words in str(args[-1]) and record.levelno > logging.DEBUG:
+        args = tuple(map(str, record.args)) if isinstance(record.args, tuple) else ()
+        facility, text = (args[0], args[-1]) if args else ("", "")
+        words = HARMLESS.get(facility)
+        if words is not None and words in text and record.levelno > logging.DEBUG:
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
             return client_logger.isEnabledFor(logging.DEBUG)
-        kind = (record.levelno, record.msg, *args[:2])
-        now = time.monotonic()
+        kind, now = (record.levelno, record.msg, *args[:2]), time.monotonic()
         with self._lock:
+            if facility == "FAIL" and (found := _ADDRESS.search(text)) is not None:
+                # If the broker closes the connection, librdkafka only guesses the reason, and not every time.
+                is_guess = found[2].startswith("Disconnected")
+                _room_in(self._reasons).setdefault(found[1], {})[is_guess] = (now, found[2])
             last_at, suppressed = self._seen.get(kind, (-MIN_INTERVAL_S, 0))
             if now - last_at < MIN_INTERVAL_S:
                 self._seen[kind] = (last_at, suppressed + 1)
                 return False
-            if len(self._seen) >= MAX_KINDS:
-                self._seen.clear()
-            self._seen[kind] = (now, 0)
+            _room_in(self._seen)[kind] = (now, 0)
         if suppressed:
             record.msg = f"{record.msg} ({suppressed} similar lines suppressed)"
         return True
 
-
-MAX_REASONS, REASON_AGE_S = 20, 60.0
-"""Number of reasons kept per address, and how long each is valid, seconds."""
-
-_ADDRESS = re.compile(r"\]: (?:\w+://)?([^/\s]+)/\w+: (.*?)(?: \(after \d+ms.*)?$", re.DOTALL)
-
-
-class ConnectionReasons(logging.Filter):
-    """Keep the reasons of failed connections by broker address. Every line passes this filter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._kept: dict[str, deque[tuple[float, str]]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Store the reason if the line reports a failed connection."""
-        args = record.args if isinstance(record.args, tuple) else ()
-        # The arguments are librdkafka's facility, client and text. The text is "[thrd:…]: sasl_ssl://host:port/id:
-        # reason (after 3ms in …)".
-        found = _ADDRESS.search(str(args[2])) if len(args) > 2 and args[0] == "FAIL" else None  # noqa: PLR2004  # above
-        if found is not None:
-            with self._lock:
-                if len(self._kept) >= MAX_KINDS:
-                    self._kept.clear()
-                self._kept.setdefault(found[1], deque(maxlen=MAX_REASONS)).append((time.monotonic(), found[2]))
-        return True
-
-    def of(self, bootstrap_servers: str) -> str:
+    def reason_of(self, bootstrap_servers: str) -> str:
         """Return why the latest connection to these addresses failed; empty if none failed."""
         since = time.monotonic() - REASON_AGE_S
+        addresses = [address.strip().rpartition("://")[2] for address in bootstrap_servers.split(",")]
         with self._lock:
-            reasons = [
-                reason
-                for address in bootstrap_servers.split(",")
-                for at, reason in self._kept.get(address.strip().rpartition("://")[2], ())
+            kept = [
+                (not is_guess, at, reason)
+                for address in addresses
+                for is_guess, (at, reason) in self._reasons.get(address, {}).items()
                 if at >= since
             ]
-        # If the broker closes the connection, librdkafka only guesses the reason, and not every time.
-        specific = [reason for reason in reasons if not reason.startswith("Disconnected")]
-        return (specific or reasons or [""])[-1]
+        return max(kept, default=(False, 0.0, ""))[2]
 
 
-connection_reasons = ConnectionReasons()
+def _room_in(remembered: dict[Any, Any]) -> dict[Any, Any]:
+    if len(remembered) >= MAX_REMEMBERED:
+        remembered.clear()
+    return remembered
 
+
+client_log = ClientLog()
 client_logger = logging.getLogger("kmq_spark.kafka.client")
-client_logger.addFilter(connection_reasons)  # first: it must also see the lines that the rate limit suppresses
-client_logger.addFilter(ClientLogLimit())
+client_logger.addFilter(client_log)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from kmq_spark.kafka.lookups import Bounds
-
 READ_AT_ONCE = 1_000
 
 LSO_WAIT_S = 60.0
@@ -65,9 +63,6 @@ class LogReader:
         Yield every committed record from these offsets to the end of their partitions; the partitions are mixed.
 
         If retention removed an offset, reading starts at the beginning of the log.
-
-        Raises:
-            KafkaClientError: No record arrived in time, or this client may not read the topic.
         """
         if not starts:
             return
@@ -87,11 +82,10 @@ class LogReader:
                         yield record
                         last_record_at_s = time.monotonic()
                 if unread and time.monotonic() - last_record_at_s > self._timeout:
-                    message = (
-                        f"cannot read {self._topic} to its end: got nothing for {self._timeout:g} s; "
-                        "check the broker, or raise [kafka] timeout"
+                    raise _too_late(
+                        self._topic,
+                        f"got nothing for {self._timeout:g} s; check the broker, or raise [kafka] timeout",
                     )
-                    raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
         except KafkaException as error:
             raise client_error(error, f"cannot read {self._topic}") from error
         finally:
@@ -126,14 +120,19 @@ def read_committed(
     The end is the high watermark at the start, not the last stable offset: what is committed behind an open transaction
     of another producer would be missed. Its end is waited for. With *patience_s*, what lies behind it after that time
     is left out; without, that is an error.
-
-    Raises:
-        KmqError: The topic does not exist or may not be read, the broker cannot be reached in time, or an open
-            transaction was not ended in time.
     """
-    # Asked before reading: what is committed by now lies below it.
-    bounds = all_bounds_of(config, topic, partitions, timeout)
-    positions = {number: _start_of(each, (starts or {}).get(number, 0)) for number, each in bounds.items()}
+    # Asked before reading: what is committed by now lies below it. With `read_committed`, the client would return the
+    # last stable offset.
+    client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
+    try:
+        bounds = {number: bounds_of(client, TopicPartition(topic, number), timeout) for number in partitions}
+    finally:
+        client.close()
+    positions = {}
+    for number, (first, end) in bounds.items():
+        wanted = (starts or {}).get(number, 0)
+        # An offset past the end belongs to a topic that was deleted and created again.
+        positions[number] = max(wanted, first) if wanted <= end else first
     reader = LogReader(config, topic, timeout)
     until_s = time.monotonic() + (max(LSO_WAIT_S, timeout) if patience_s is None else patience_s)
     try:
@@ -147,29 +146,15 @@ def read_committed(
                 return
             if time.monotonic() > until_s:
                 number, at = min(left.items())
-                message = (
-                    f"cannot read {topic} to its end: got offset {at} of {bounds[number].end} in partition {number}, "
-                    "a transaction is open; wait until the broker has aborted it, or find it with "
-                    "`kafka-transactions.sh find-hanging`"
+                raise _too_late(
+                    topic,
+                    f"got offset {at} of {bounds[number].end} in partition {number}, a transaction is open; wait until "
+                    "the broker has aborted it, or find it with `kafka-transactions.sh find-hanging`",
                 )
-                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             time.sleep(PAUSE_S)
     finally:
         reader.close()
 
 
-def all_bounds_of(
-    config: Mapping[str, Any], topic: str, partitions: Iterable[int], timeout: float
-) -> dict[int, Bounds]:
-    """Return first offset and high watermark of each partition."""
-    # With `read_committed` the end would be the last stable offset.
-    client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
-    try:
-        return {number: bounds_of(client, TopicPartition(topic, number), timeout) for number in partitions}
-    finally:
-        client.close()
-
-
-def _start_of(bounds: Bounds, wanted: int) -> int:
-    """Return where to begin: an offset past the end belongs to a topic that was deleted and created again."""
-    return max(wanted, bounds.first) if wanted <= bounds.end else bounds.first
+def _too_late(topic: str, why: str) -> KafkaClientError:
+    return KafkaClientError(f"cannot read {topic} to its end: {why}", code="_TIMED_OUT", retriable=True)

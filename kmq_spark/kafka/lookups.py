@@ -44,10 +44,6 @@ def bounds_of(client: Consumer, place: TopicPartition, timeout_s: float) -> Boun
     Return the bounds of a partition. Wait for its leader if it has none at the moment.
 
     Not by the admin client: its requests may abort the process while a broker goes away (librdkafka issue 4605).
-
-    Raises:
-        TopicError: The topic or the partition does not exist.
-        KafkaClientError: The client may not read the topic, or the broker cannot be reached in time.
     """
     operation = f"cannot read the offsets of {place.topic}"
     return retry_until_answered(partial(bounds_now, client, place, timeout_s), operation, timeout_s)
@@ -55,37 +51,30 @@ def bounds_of(client: Consumer, place: TopicPartition, timeout_s: float) -> Boun
 
 def bounds_now(client: Consumer, place: TopicPartition, timeout_s: float) -> Bounds:
     """
-    Return the bounds of a partition, as `bounds_of`, without waiting for a leader.
+    Return the bounds of a partition without waiting for a leader.
 
-    Raises:
-        KafkaException: `_UNKNOWN_PARTITION` if the partition does not exist, `LEADER_NOT_AVAILABLE` if it has no leader
-            at the moment, or any other error of the client.
+    The error is `_UNKNOWN_PARTITION` if the partition does not exist, `LEADER_NOT_AVAILABLE` if it has no leader.
     """
-    try:
-        return _bounds(client, place, timeout_s)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # librdkafka's public name for it
-            raise
-        # Either the partition does not exist, or it is new and the client refreshes its metadata only every five
-        # minutes, or its broker has just returned and no partition has a leader yet.
-        topic = client.list_topics(place.topic, timeout=timeout_s).topics[place.topic]
-        if topic.error is not None:
-            raise KafkaException(topic.error) from error
-        if place.partition not in topic.partitions:
-            raise
-    try:
-        return _bounds(client, place, timeout_s)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
-            raise
-        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) from error
-
-
-def _bounds(client: Consumer, place: TopicPartition, timeout_s: float) -> Bounds:
-    found = client.get_watermark_offsets(place, timeout=timeout_s, cached=False)
-    if found is None:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # as above
-    return Bounds(*found)
+    for is_last in (False, True):
+        try:
+            found = client.get_watermark_offsets(place, timeout=timeout_s, cached=False)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # librdkafka's public name for it
+                raise
+            if is_last:
+                break
+            # Either the partition does not exist, or it is new and the client refreshes its metadata only every five
+            # minutes, or its broker has just returned and no partition has a leader yet.
+            topic = client.list_topics(place.topic, timeout=timeout_s).topics[place.topic]
+            if topic.error is not None:
+                raise KafkaException(topic.error) from error
+            if place.partition not in topic.partitions:
+                raise
+        else:
+            if found is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # as above
+            return Bounds(*found)
+    raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
 
 def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s: float) -> dict[int, int]:
@@ -93,9 +82,6 @@ def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s:
     Return the ends of partitions, as `bounds_now`, with one request for each broker.
 
     A partition whose end cannot be read is left out: ask `bounds_of` why.
-
-    Raises:
-        KafkaException: The broker does not respond in time, or any other temporary error.
     """
     # A negative time stands for the end in Kafka's protocol (ListOffsets), and the client passes it on.
     wanted = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
@@ -123,9 +109,6 @@ def offsets_of(
     Return one offset of each partition: the first, the end, or the first from an instant on.
 
     The end is the last stable offset, or the high watermark if *with_open_transactions*.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached in time.
     """
     isolation = IsolationLevel.READ_UNCOMMITTED if with_open_transactions else IsolationLevel.READ_COMMITTED
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
@@ -145,12 +128,7 @@ def offsets_of(
 
 
 def topic_id_of(admin: AdminClient, topic: str, timeout_s: float) -> str:
-    """
-    Return the id of a topic; empty if unknown. A topic that was deleted and created again has another id.
-
-    Raises:
-        KmqError: The broker cannot be reached in time, or the topic does not exist.
-    """
+    """Return the id of a topic; empty if unknown. A topic that was deleted and created again has another id."""
 
     def request() -> str:
         (future,) = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s).values()
@@ -168,10 +146,6 @@ def settings_of(
     Return the settings of topics. A topic whose settings this client may not read is left out.
 
     With *skip_errors*, a topic is left out for every other error too that is not retriable.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached in time.
-        TopicError: A topic does not exist.
     """
     wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
@@ -217,18 +191,12 @@ def wait_for_broker(
 
 def broker_settings(admin: AdminClient, brokers: Iterable[int], timeout_s: float) -> dict[str, str]:
     """Return the settings of the broker with the lowest id, by name; empty if this client may not read them."""
-    wanted = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in sorted(brokers)[:1]]
-    futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
-    for future in futures.values():
-        try:
-            entries = answer_of(future, timeout_s)
-        except KafkaException:
-            return {}  # needs DescribeConfigs on the cluster: without it the checks of these settings are skipped
-        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
-    return {}
-
-
-def offsets_retention_ms(settings: Mapping[str, str]) -> int | None:
-    """Return how long the offsets of a group without members are kept, milliseconds; None if unknown."""
-    minutes = settings.get("offsets.retention.minutes")
-    return None if minutes is None else int(minutes) * 60_000
+    if not (lowest := sorted(brokers)[:1]):
+        return {}
+    resource = ConfigResource(ResourceType.BROKER, str(lowest[0]))
+    (future,) = admin.describe_configs([resource], request_timeout=timeout_s).values()
+    try:
+        entries = answer_of(future, timeout_s)
+    except KafkaException:
+        return {}  # needs DescribeConfigs on the cluster: without it the checks of these settings are skipped
+    return {name: entry.value for name, entry in entries.items() if entry.value is not None}

@@ -47,10 +47,7 @@ READ_AHEAD: dict[str, str | int | float | bool] = {
 """How much the client may fetch ahead. Settings of the operator override these."""
 
 END_RECHECK_S = 0.25
-"""
-Pause before the end of a log is read a second time: a broker that starts may return an end that is too low for a
-moment.
-"""
+"""Pause before the end of a log is read a second time: a broker that starts may return an end that is too low."""
 
 
 class Payload(NamedTuple):
@@ -162,9 +159,6 @@ class PayloadReader:
         Yield every wanted message once; offsets by partition, ascending, without repeats.
 
         Partitions are mixed; within a partition payloads are ascending, but offsets past its end come first.
-
-        Raises:
-            KafkaClientError: As `read_slices`.
         """
         for found in self.read_slices(wanted):
             for index, message in enumerate(found.messages, found.first):
@@ -174,9 +168,8 @@ class PayloadReader:
         """
         Yield every wanted message once, in bulk: a million messages must not cost one Python step each.
 
-        Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived in time, twice: for example because all
-                remaining messages are hidden by an open transaction.
+        If nothing arrives in time twice, for example because all remaining messages are hidden by an open transaction,
+        that is an error.
         """
         pending = {
             partition: WantedOffsets(self._topic, partition, offsets)
@@ -226,12 +219,13 @@ class PayloadReader:
                 quiet_since = time.monotonic()
             elif time.monotonic() - quiet_since > self._timeout:
                 left = sum(each.left for each in pending.values())
-                message = (
+                raise KafkaClientError(
                     f"cannot read messages back from {self._topic}: got none of {left} within {self._timeout:g} s; "
                     "check the broker and whether a transaction hangs (kafka-transactions.sh find-hanging), or raise "
-                    "[kafka] timeout"
+                    "[kafka] timeout",
+                    code="_TIMED_OUT",
+                    retriable=True,
                 )
-                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             yield from self._add(pending, records)
             self._seek_far(pending)
 
@@ -255,8 +249,7 @@ class PayloadReader:
         self, pending: dict[int, WantedOffsets], own: WantedOffsets | None, event: Message
     ) -> Iterator[PayloadSlice]:
         error = event.error()
-        if error is None:
-            return
+        assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
             if own is not None:
                 # Only offsets below the event's own are gone: a lagging replica reports an end that is below the end of
@@ -306,10 +299,7 @@ class PayloadReader:
         return end
 
     def _bounds(self, client: Consumer, partition: int) -> Bounds:
-        """
-        Return the first offset and the end of a partition, as a client sees them; both 0 if the partition does not
-        exist.
-        """
+        """Return the bounds of a partition as a client sees them; both 0 if the partition does not exist."""
 
         def request() -> Bounds:
             try:

@@ -21,14 +21,7 @@ class QueueTopics:
     """
     The names that belong to a queue, or to one of its subscriptions.
 
-    Attributes:
-        queue: Name of the queue, and of its queue topic.
-        subscription: Name of an application on the queue; empty for none. Each receives every message, and has its own
-            markers topic, dead-letter topic and tracker.
-
-    Raises:
-        ConfigError: A name contains characters other than `A-Za-z0-9._-`, or does not have 1 to 200 of them (a
-            subscription: 1 to 100).
+    Each subscription receives every message, and has its own markers topic, dead-letter topic and tracker.
     """
 
     queue: str
@@ -36,16 +29,12 @@ class QueueTopics:
 
     @classmethod
     def parse(cls, text: str) -> QueueTopics:
-        """
-        Return the names for `queue` or `queue@subscription`, the form of the command line and the settings.
-
-        Raises:
-            ConfigError: A name is not allowed, or the subscription after an `@` is missing.
-        """
+        """Return the names for `queue` or `queue@subscription`, the form of the command line and the settings."""
         queue, at, subscription = text.partition("@") if isinstance(text, str) else (text, "", "")
         if at and not subscription:
-            message = f"subscription is missing: got {text!r}; expected queue@subscription; name it or leave out the @"
-            raise ConfigError(message)
+            raise ConfigError(
+                f"subscription is missing: got {text!r}; expected queue@subscription; name it or leave out the @"
+            )
         return cls(queue, subscription)
 
     def __str__(self) -> str:
@@ -59,11 +48,10 @@ class QueueTopics:
         if not is_name(self.queue) or set(self.queue) <= {"."}:
             raise name_error("queue", self.queue)
         if len(self.redrive_topic) > MAX_TOPIC_CHARS:
-            message = (
-                f"names are too long together: got {str(self)!r}, {MAX_TOPIC_CHARS} characters in the topic name "
-                f"{self.redrive_topic!r}; choose shorter names"
+            raise ConfigError(
+                f"names are too long together: got {str(self)!r}; expected at most {MAX_TOPIC_CHARS} characters in the "
+                f"topic name {self.redrive_topic!r}; choose shorter names"
             )
-            raise ConfigError(message)
 
     @property
     def queue_topic(self) -> str:
@@ -96,12 +84,7 @@ class QueueTopics:
         return f"kmq.{self._own}.tracker"
 
     def logical_group(self, logical_queue: str) -> str:
-        """
-        Return the consumer group of one logical queue.
-
-        Raises:
-            ConfigError: The name is not allowed.
-        """
+        """Return the consumer group of one logical queue."""
         if not is_name(logical_queue, LONGEST_QUEUE):
             raise name_error("logical queue", logical_queue)
         return f"{self.logical_group_prefix}{logical_queue}"

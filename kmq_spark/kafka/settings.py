@@ -1,5 +1,5 @@
 """
-Build the librdkafka settings of each client. Every value that differs from the default has its reason here.
+The librdkafka settings of each client. Every value that differs from the default has its reason here.
 
 Rule 1: settings on which the guarantees depend cannot be overridden. All others can (`[kafka.extra]`).
 Rule 2: settings come only from the operator, never from a message, a queue name or a row.
@@ -49,75 +49,11 @@ REQUIRED_VALUES: dict[str, tuple[str, ...]] = {
 }
 """Settings on which the guarantees depend, with their allowed values."""
 
-OWN_KEYS = frozenset(
-    {
-        "bootstrap.servers",
-        "transactional.id",
-        "delivery.report.only.error",
-        "message.max.bytes",
-    }
-)
+OWN_KEYS = frozenset({"bootstrap.servers", "transactional.id", "delivery.report.only.error", "message.max.bytes"})
 """Settings that have a parameter of their own, or whose value our code depends on."""
 
 LIBRARY_KEYS = frozenset({"plugin.library.paths", "ssl.engine.location"})
-"""
-Settings that make librdkafka load a shared library. They are rejected, as are Java class names, which librdkafka does
-not know.
-"""
-
-
-def check_extra(extra: Mapping[str, str]) -> None:
-    """
-    Reject settings that would break a guarantee.
-
-    Raises:
-        ConfigError: kmq-spark sets this setting itself, the value breaks a guarantee, the key is one of the Java
-            client, or the setting loads code.
-    """
-    for key, value in extra.items():
-        if is_java_only(key):
-            ours = f" ({JAVA_ONLY_HINTS[key]})" if key in JAVA_ONLY_HINTS else ""
-            message = (
-                f"setting {key} is not allowed in [kafka.extra]: got a key of the Java client, allowed are "
-                f"librdkafka's; put it into [kafka.spark_extra], for Spark, and librdkafka's own key{ours} into "
-                "[kafka.extra], or give one file for both with --command-config"
-            )
-            raise ConfigError(message)
-        if key in LIBRARY_KEYS:
-            message = f"setting {key} is not allowed: it loads a library into the process; remove it from [kafka.extra]"
-            raise ConfigError(message)
-        if key in OWN_KEYS:
-            message = f"setting {key} is not allowed in [kafka.extra]: kmq-spark sets it itself; remove it"
-            raise ConfigError(message)
-        allowed = REQUIRED_VALUES.get(key)
-        if allowed is not None and str(value).lower() not in allowed:
-            message = (
-                f"setting {key} would break a guarantee: got {value!r}, allowed {allowed[0]!r}; "
-                "remove it from [kafka.extra]"
-            )
-            raise ConfigError(message)
-
-
-def new_client_id(role: str) -> str:
-    """Return a client id that contains role, host and process id, and that is unique in this process."""
-    return f"kmq-{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-
-
-def _base_of_client(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
-    if not bootstrap_servers:
-        message = "bootstrap_servers is empty: got '', at least one host:port; set [kafka] bootstrap_servers"
-        raise ConfigError(message)
-    return {
-        "bootstrap.servers": bootstrap_servers,
-        "client.id": client_id,
-        # stdlib logging instead of lines on stderr; see client_errors.py.
-        "logger": client_logger,
-        # Do not log that the broker closed an idle connection: this is normal.
-        "log.connection.close": False,
-        # Reconnect within two seconds after a broker has started; the default waits up to ten.
-        "reconnect.backoff.max.ms": 2_000,
-    }
-
+"""Settings that load a shared library. (Java class names, which load code too, librdkafka does not know.)"""
 
 MEMBER_KEYS = frozenset(
     {
@@ -134,28 +70,74 @@ MEMBER_KEYS = frozenset(
 """Settings of a member of a consumer group: given in `extra`, they are for no other client of the program."""
 
 
-def _with_extra(config: dict[str, Any], extra: Mapping[str, str] | None, *, is_member: bool = False) -> dict[str, Any]:
+def check_extra(extra: Mapping[str, str]) -> None:
+    """Reject settings of the operator that would break a guarantee, load code, or belong to the Java client."""
+    for key, value in extra.items():
+        allowed = REQUIRED_VALUES.get(key, ())
+        if is_java_only(key):
+            ours = f" ({JAVA_ONLY_HINTS[key]})" if key in JAVA_ONLY_HINTS else ""
+            problem = (
+                "is not allowed in [kafka.extra]: got a key of the Java client; expected librdkafka's; put it into "
+                f"[kafka.spark_extra], for Spark, and librdkafka's own key{ours} into [kafka.extra], or give one file "
+                "for both with --command-config"
+            )
+        elif key in LIBRARY_KEYS:
+            problem = "is not allowed: it loads a library into the process; remove it from [kafka.extra]"
+        elif key in OWN_KEYS:
+            problem = "is not allowed in [kafka.extra]: kmq-spark sets it itself; remove it"
+        elif allowed and str(value).lower() not in allowed:
+            problem = f"would break a guarantee: got {value!r}; expected {allowed[0]!r}; remove it from [kafka.extra]"
+        else:
+            continue
+        raise ConfigError(f"setting {key} {problem}")
+
+
+def new_client_id(role: str) -> str:
+    """Return a client id that contains role, host and process id, and that is unique in this process."""
+    return f"kmq-{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def _config(
+    bootstrap_servers: str,
+    client_id: str,
+    own: Mapping[str, Any],
+    extra: Mapping[str, str] | None,
+    *,
+    is_member: bool = False,
+) -> dict[str, Any]:
+    """Return the settings of any client, those of this kind of client, and the operator's."""
+    if not bootstrap_servers:
+        raise ConfigError("bootstrap_servers is empty: expected at least one host:port; set [kafka] bootstrap_servers")
     given = dict(extra or {})
     check_extra(given)
-    return {**config, **{key: value for key, value in given.items() if is_member or key not in MEMBER_KEYS}}
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "client.id": client_id,
+        # stdlib logging instead of lines on stderr; see client_errors.py.
+        "logger": client_logger,
+        # Do not log that the broker closed an idle connection: this is normal.
+        "log.connection.close": False,
+        # Reconnect within two seconds after a broker has started; the default waits up to ten.
+        "reconnect.backoff.max.ms": 2_000,
+        **own,
+        **{key: value for key, value in given.items() if is_member or key not in MEMBER_KEYS},
+    }
 
 
 def admin_config(bootstrap_servers: str, client_id: str = "", extra: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the settings of an admin client."""
-    return _with_extra(_base_of_client(bootstrap_servers, client_id or new_client_id("admin")), extra)
+    return _config(bootstrap_servers, client_id or new_client_id("admin"), {}, extra)
 
 
-def _base_of_producer(bootstrap_servers: str, client_id: str, max_message_bytes: int) -> dict[str, Any]:
-    return {
-        **_base_of_client(bootstrap_servers, client_id),
-        "enable.idempotence": True,
-        "acks": "all",
-        "allow.auto.create.topics": False,
-        # Reject a message that is too large at once, in the call, and not after a round trip.
-        "message.max.bytes": max_message_bytes,
-        # The partitioner of Java clients: messages with the same key get the same partition, from any client.
-        "partitioner": "murmur2_random",
-    }
+_PRODUCER: dict[str, Any] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "allow.auto.create.topics": False,
+    # Reject a message that is too large at once, in the call, and not after a round trip.
+    "message.max.bytes": MAX_MESSAGE_BYTES,
+    # The partitioner of Java clients: messages with the same key get the same partition, from any client.
+    "partitioner": "murmur2_random",
+}
 
 
 def producer_config(
@@ -166,20 +148,16 @@ def producer_config(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     delivery_timeout: float = 120.0,
 ) -> dict[str, Any]:
-    """
-    Return the settings of a producer of messages.
-
-    Raises:
-        ConfigError: *extra* would break a guarantee.
-    """
-    config = {
-        **_base_of_producer(bootstrap_servers, client_id or new_client_id("producer"), max_message_bytes),
+    """Return the settings of a producer of messages."""
+    own = {
+        **_PRODUCER,
+        "message.max.bytes": max_message_bytes,
         # At 10,000 messages/s and more, 5 ms fill a batch. Below that rate, 5 ms are small against the broker's round
         # trip.
         "linger.ms": 5,
         "delivery.timeout.ms": round(delivery_timeout * 1000),
     }
-    return _with_extra(config, extra)
+    return _config(bootstrap_servers, client_id or new_client_id("producer"), own, extra)
 
 
 def marker_producer_config(
@@ -194,12 +172,9 @@ def marker_producer_config(
 
     *delivery_timeout_ms* is also the START's time-out: a retry must not write a START long after its messages were
     given up.
-
-    Raises:
-        ConfigError: *extra* would break a guarantee.
     """
-    config = {
-        **_base_of_producer(bootstrap_servers, client_id or new_client_id("markers"), MAX_MESSAGE_BYTES),
+    own = {
+        **_PRODUCER,
         # The receive call waits for its START; ENDs are already batched.
         "linger.ms": 0,
         # Responses between leader and follower are small. With Nagle's algorithm, a single START would wait for a
@@ -207,7 +182,7 @@ def marker_producer_config(
         "socket.nagle.disable": True,
         "delivery.timeout.ms": delivery_timeout_ms,
     }
-    return _with_extra(config, extra)
+    return _config(bootstrap_servers, client_id or new_client_id("markers"), own, extra)
 
 
 def transactional_producer_config(
@@ -226,32 +201,29 @@ def transactional_producer_config(
     return {**config, "transactional.id": transactional_id, "transaction.timeout.ms": transaction_timeout_ms}
 
 
-def _base_of_reader(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
-    return {
-        **_base_of_client(bootstrap_servers, client_id),
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "allow.auto.create.topics": False,
-        # The broker responds to an empty fetch after this time. With the default of 500 ms, a single message could wait
-        # that long behind such a fetch.
-        "fetch.wait.max.ms": 10,
-        # With the default of 1000 ms the fetcher idles each time the local queue is full: 0.28 instead of 1.05 M
-        # messages/s.
-        "fetch.queue.backoff.ms": 2,
-        # Messages of a partition that wait in the client. With the default of 64 MiB, four partitions fill 256 MiB, and
-        # each message has left the processor's cache before it is used. With 1 MiB, batches of messages of 10 KiB are
-        # small, which takes more time than the cache saves.
-        "queued.max.messages.kbytes": 4_096,
-    }
+_READER: dict[str, Any] = {
+    "isolation.level": "read_committed",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "allow.auto.create.topics": False,
+    # The broker responds to an empty fetch after this time. With the default of 500 ms, a single message could wait
+    # that long behind such a fetch.
+    "fetch.wait.max.ms": 10,
+    # With the default of 1000 ms the fetcher idles each time the local queue is full: 0.28 instead of 1.05 M
+    # messages/s.
+    "fetch.queue.backoff.ms": 2,
+    # Messages of a partition that wait in the client. With the default of 64 MiB, four partitions fill 256 MiB, and
+    # each message has left the processor's cache before it is used. With 1 MiB, batches of messages of 10 KiB are
+    # small, which takes more time than the cache saves.
+    "queued.max.messages.kbytes": 4_096,
+}
 
 
 def reader_config(
     bootstrap_servers: str, group: str, client_id: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the settings of a consumer that assigns its partitions itself, joins no group and commits nothing."""
-    config = {**_base_of_reader(bootstrap_servers, client_id or new_client_id("reader")), "group.id": group}
-    return _with_extra(config, extra)
+    return _config(bootstrap_servers, client_id or new_client_id("reader"), {**_READER, "group.id": group}, extra)
 
 
 CLASSIC_MEMBER: dict[str, Any] = {
@@ -275,14 +247,9 @@ unless the operator lowers it.
 def consumer_config(
     bootstrap_servers: str, group: str, client_id: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """
-    Return the settings of a queue's consumer. *extra* may have `MEMBER_KEYS`.
-
-    Raises:
-        ConfigError: *extra* would break a guarantee.
-    """
-    config = {
-        **_base_of_reader(bootstrap_servers, client_id or new_client_id("consumer")),
+    """Return the settings of a queue's consumer. *extra* may have `MEMBER_KEYS`."""
+    own = {
+        **_READER,
         "group.id": group,
         # The first consumer of a queue receives the messages that were sent before it started.
         "auto.offset.reset": "earliest",
@@ -293,16 +260,11 @@ def consumer_config(
         "fetch.message.max.bytes": 4_194_304,
         **({} if (extra or {}).get("group.protocol") == "consumer" else CLASSIC_MEMBER),
     }
-    return _with_extra(config, extra, is_member=True)
+    return _config(bootstrap_servers, client_id or new_client_id("consumer"), own, extra, is_member=True)
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:
-    """
-    Create a client. If librdkafka rejects a setting, name it in the error.
-
-    Raises:
-        ConfigError: librdkafka does not know a setting, or rejects its value.
-    """
+    """Create a client. If librdkafka does not know a setting or rejects its value, name the setting in the error."""
     try:
         return kind(dict(config))
     except (KafkaException, TypeError, ValueError) as error:

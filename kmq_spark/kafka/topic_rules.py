@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 TopicKind = Literal["queue", "markers", "dead letters", "redrive", "producers", "coordination"]
 
-HEADER_ROOM_BYTES = 16 * 1024
-"""How much larger the queue topic's limit is than a producer's largest message: a redelivery adds `kmq-*` headers."""
-
 DLQ_ROOM_BYTES = 64 * 1024
 """
 How much larger the dead-letter topic's limit is than the queue topic's: a dead letter adds its reason and Kafka's six
@@ -34,26 +31,21 @@ POSITIONS_SEGMENT_BYTES = 16 * 1024 * 1024
 """Some 80,000 position records; a producer reads them within a second at its start."""
 
 
+_DELETED = {"cleanup.policy": "delete"}
+_TIMED = {"message.timestamp.type": "LogAppendTime"}
+
+
 def wanted_settings(
     topics: QueueTopics, replication_factor: int, retention_ms: int, queue_bytes: int
 ) -> dict[str, dict[str, str]]:
     """Return the settings of a queue's topics, by topic; *queue_bytes* is `max.message.bytes` of the queue topic."""
     # The append time of the markers is the only clock. With append times on the messages, lateness is measured on the
     # same clock.
-    common = {
-        "cleanup.policy": "delete",
-        "message.timestamp.type": "LogAppendTime",
-        **replication_settings(replication_factor),
-    }
-    # The positions of producers belong to the queue; its subscriptions have no such topic.
-    positions = {} if topics.subscription else {topics.producers_topic: producers_settings(replication_factor)}
-    return {
-        topics.queue_topic: {
-            **common,
-            "retention.ms": str(retention_ms),
-            "max.message.bytes": str(queue_bytes),
-        },
-        topics.markers_topic: {**common, "retention.ms": str(retention_ms)},
+    common = {**_DELETED, **_TIMED, **replication_settings(replication_factor)}
+    kept = {"retention.ms": str(retention_ms)}
+    wanted = {
+        topics.queue_topic: {**common, **kept, "max.message.bytes": str(queue_bytes)},
+        topics.markers_topic: {**common, **kept},
         # An operator must inspect a dead letter before it may be deleted. If a dead letter did not fit, redelivery
         # would stop.
         topics.dead_letter_topic: {
@@ -64,19 +56,16 @@ def wanted_settings(
         # The END of a dead letter must be kept longer than the dead letter; otherwise the dead letter would be sent
         # again.
         topics.redrive_topic: {**common, "retention.ms": "-1"},
-        **positions,
     }
-
-
-def producers_settings(replication_factor: int) -> dict[str, str]:
-    """Return the settings of the topic of the producers' positions."""
-    return {
-        "cleanup.policy": "compact",
-        # Compaction does not touch the newest segment, and a producer reads all of it at its start.
-        "segment.bytes": str(POSITIONS_SEGMENT_BYTES),
-        "min.cleanable.dirty.ratio": "0.1",
-        **replication_settings(replication_factor),
-    }
+    if not topics.subscription:  # the positions of producers belong to the queue
+        wanted[topics.producers_topic] = {
+            "cleanup.policy": "compact",
+            # Compaction does not touch the newest segment, and a producer reads all of it at its start.
+            "segment.bytes": str(POSITIONS_SEGMENT_BYTES),
+            "min.cleanable.dirty.ratio": "0.1",
+            **replication_settings(replication_factor),
+        }
+    return wanted
 
 
 def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterator[str]:
@@ -105,8 +94,6 @@ class TopicProblem(NamedTuple):
 
 # The append time of the markers is the clock of all leases. That of the messages gives only ages, delays and times to
 # live.
-_DELETED = {"cleanup.policy": "delete"}
-_TIMED = {"message.timestamp.type": "LogAppendTime"}
 _REQUIRED: dict[TopicKind, dict[str, str]] = {
     "queue": _DELETED,
     "markers": _DELETED | _TIMED,
@@ -142,32 +129,30 @@ def topic_problems(kind: TopicKind, name: str, settings: Mapping[str, str], repl
     if kind == "coordination" and 0 <= kept_ms < MIN_COORDINATION_RETENTION_MS:
         what = f"topic {name!r} has retention.ms={kept_ms}, must be at least {MIN_COORDINATION_RETENTION_MS}"
         yield TopicProblem(what, alter_command(name, "retention.ms", str(60 * MIN_COORDINATION_RETENTION_MS)))
-    in_sync = int(settings.get("min.insync.replicas", QUORUM))
-    if replicas >= REPLICAS_OF_A_QUORUM and in_sync < QUORUM:
-        what = (
-            f"topic {name!r} has min.insync.replicas={in_sync} with {replicas} replicas, must be at least {QUORUM}: a "
-            "record that only one broker has is acknowledged, and lost with that broker"
-        )
-        yield TopicProblem(what, alter_command(name, "min.insync.replicas", str(QUORUM)))
-    if replicas > 1 and settings.get("unclean.leader.election.enable", "false") != "false":
-        what = (
-            f"topic {name!r} has unclean.leader.election.enable=true, must be false: a replica that lacks records may "
-            "become the leader"
-        )
-        yield TopicProblem(what, alter_command(name, "unclean.leader.election.enable", "false"))
+    if replicas > 1:
+        for key, value in replication_settings(replicas).items():
+            if (got := settings.get(key, value)) != value and (key != IN_SYNC or int(got) < QUORUM):
+                what = f"topic {name!r} has {key}={got} with {replicas} replicas, must be {_REPLICATION[key]}"
+                yield TopicProblem(what, alter_command(name, key, value))
 
+
+IN_SYNC, UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 
 REPLICAS_OF_A_QUORUM, QUORUM = 3, 2
 """With three replicas or more, two must have a record before it counts as written."""
 
+_REPLICATION = {
+    IN_SYNC: f"at least {QUORUM}: a record that only one broker has is acknowledged, and lost with that broker",
+    UNCLEAN: "false: a replica that lacks records may become the leader",
+}
+
 
 def replication_settings(replicas: int) -> dict[str, str]:
     """Return the settings on which a topic's durability depends; *replicas* is -1 if not known yet."""
-    # With three replicas, two must have a record before it counts as written: with Kafka's default of one, a START that
-    # only one broker has may be lost with that broker. With fewer replicas, the loss of a broker would stop the queue.
-    quorum = {"min.insync.replicas": str(QUORUM)} if replicas >= REPLICAS_OF_A_QUORUM else {}
-    # An out-of-sync replica must not become the leader: it lacks acknowledged records.
-    return {"unclean.leader.election.enable": "false", **quorum}
+    # With Kafka's default of one, a START that only one broker has may be lost with that broker. With fewer than three
+    # replicas, a quorum would stop the queue at the loss of a broker.
+    quorum = {IN_SYNC: str(QUORUM)} if replicas >= REPLICAS_OF_A_QUORUM else {}
+    return {UNCLEAN: "false", **quorum}
 
 
 def alter_command(name: str, key: str, value: str) -> str:

@@ -16,34 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.core.durations import seconds
 from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.client_errors import DENIED, answer_of, client_error, unreachable
-from kmq_spark.kafka.lookups import settings_of
+from kmq_spark.kafka.client_errors import answer_of, client_error, unreachable
+from kmq_spark.kafka.lookups import broker_settings, settings_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, make_client
-from kmq_spark.kafka.topic_rules import (
-    HEADER_ROOM_BYTES,
-    kinds_of,
-    partition_findings,
-    replication_settings,
-    topic_problems,
-    wanted_settings,
-)
+from kmq_spark.kafka.topic_rules import kinds_of, partition_findings, topic_problems, wanted_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from collections.abc import Set as AbstractSet
     from datetime import timedelta
 
 _RESERVED = re.compile(
@@ -61,6 +46,9 @@ SEVEN_DAYS_S = 7 * 24 * 60 * 60
 
 DEFAULT_TIMEOUT = 15.0
 
+HEADER_ROOM_BYTES = 16 * 1024
+"""How much larger the queue topic's limit is than a producer's largest message: a redelivery adds `kmq-*` headers."""
+
 NEW_SETTINGS_S = 5.0
 """How long the brokers of a cluster may take to learn of new topics and settings."""
 
@@ -71,12 +59,9 @@ class QueueLayout:
     The result of a successful check.
 
     Attributes:
-        topics: Names of the queue.
-        partition_count: Partitions of the queue topic and of the markers topic.
-        dead_letter_partition_count: Partitions of the dead-letter topic.
-        redrive_partition_count: Partitions of the redrive topic; 0 if it does not exist.
         max_message_bytes: The queue topic's `max.message.bytes`; 0 if this client may not read it.
         retention_ms: The markers topic's `retention.ms`, -1 for no limit; 0 if this client may not read it.
+        redrive_partition_count: Partitions of the redrive topic; 0 if it does not exist.
     """
 
     topics: QueueTopics
@@ -103,11 +88,10 @@ def create_queue(
     Create the topics of a queue that do not exist, and check all of them.
 
     Args:
-        queue: Name of the queue, or `queue@subscription` for the topics of one of its subscriptions. The queue topic
-            is shared: if it exists, the topics of a subscription take their partition count and largest message from
-            it.
+        queue: Name of the queue, or `queue@subscription` for the topics of one of its subscriptions.
         bootstrap_servers: Comma-separated `host:port`.
-        partitions: Partitions of each topic, 1 to 32,768.
+        partitions: Partitions of each topic, 1 to 32,768. If the queue topic exists, the other topics have as many as
+            it has.
         replication_factor: Replicas of each partition; -1 for the broker's default.
         retention: Retention of messages and markers, seconds or a timedelta; must be longer than the longest lease plus
             the longest outage. Dead letters are kept without limit.
@@ -127,32 +111,30 @@ def create_queue(
     topics = QueueTopics.parse(queue)
     timeout = seconds("timeout", timeout)
     if not 1 <= partitions <= 32_768:  # noqa: PLR2004  # MAX_QUEUE_PARTITION + 1, said in the message
-        message = f"partitions is out of bounds: got {partitions!r}, 1 to 32768; correct --partitions"
-        raise ConfigError(message)
+        raise ConfigError(f"partitions is out of bounds: got {partitions!r}; expected 1 to 32768; correct --partitions")
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     known = _shapes(admin, topics, bootstrap_servers, timeout)
     _check_new_names(topics, known)
-    if is_exact and topics.queue_topic in known:
-        _check_partitions(topics, known[topics.queue_topic].partitions, partitions)
-    queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
-    if topics.subscription and topics.queue_topic in known:
-        partitions = known[topics.queue_topic].partitions
+    if topics.queue_topic in known:
+        wanted, partitions = partitions, known[topics.queue_topic].partitions
+        if is_exact:
+            _check_partitions(topics, partitions, wanted)
         shared = settings_of(admin, [topics.queue_topic], timeout).get(topics.queue_topic, {})
-        queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
-    retention_ms = round(seconds("retention", retention) * 1000)
-    configs = wanted_settings(topics, replication_factor, retention_ms, queue_bytes)
+        queue_bytes = int(shared.get("max.message.bytes", max_message_bytes))
+    else:
+        queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
+    replicas = replicas_of_new(admin, replication_factor, timeout)
+    configs = wanted_settings(topics, replicas, round(seconds("retention", retention) * 1000), queue_bytes)
     counts = dict.fromkeys(configs, partitions) | {topics.producers_topic: 1}
     if topics.dead_letter_topic in known:
         counts[topics.redrive_topic] = known[topics.dead_letter_topic].partitions
     missing = [
         NewTopic(name, counts[name], replication_factor, config=configs[name]) for name in configs if name not in known
     ]
+    until = time.monotonic()
     if missing:
         create_topics(admin, missing, timeout)
-        made = _wait_until_known(admin, topics, set(configs), bootstrap_servers, timeout)
-        if replication_factor < 0:
-            require_quorum(admin, {topic.topic: made[topic.topic] for topic in missing if topic.topic in made}, timeout)
-    until = time.monotonic() + (NEW_SETTINGS_S if missing else 0.0)
+        until = time.monotonic() + NEW_SETTINGS_S
     while True:
         try:
             return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
@@ -202,8 +184,7 @@ def check_queue(
     findings = [*partition_findings(topics, counts)]
     findings += [f"{problem.what}; run `{problem.repair}`" for problem in problems if problem.is_fatal]
     if findings:
-        message = f"queue {queue!r} is not set up correctly: " + "; ".join(findings)
-        raise TopicError(message)
+        raise TopicError(f"queue {queue!r} is not set up correctly: " + "; ".join(findings))
     for problem in problems:
         logger.warning("%s; run `%s`", problem.what, problem.repair, extra={"action": "topic_warning", "queue": queue})
     return QueueLayout(
@@ -224,12 +205,7 @@ class TopicShape(NamedTuple):
 
 
 def shape_of(client: Any, topic: str, bootstrap_servers: str, timeout: float) -> TopicShape:  # noqa: ANN401  # below
-    """
-    Return the size of a topic, asked with any client that has `list_topics`: they have no common type.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached.
-    """
+    """Return the size of a topic, asked with any client that has `list_topics`: they have no common type."""
     try:
         metadata = client.list_topics(topic, timeout=timeout).topics.get(topic)
     except KafkaException as error:
@@ -240,12 +216,7 @@ def shape_of(client: Any, topic: str, bootstrap_servers: str, timeout: float) ->
 
 
 def create_topics(admin: AdminClient, missing: Sequence[NewTopic], timeout: float) -> None:
-    """
-    Create topics. One that another process creates at the same time is no error: the caller checks it afterwards.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached in time, or refuses.
-    """
+    """Create topics. One that another process creates at the same time is no error: the caller checks it afterwards."""
     futures = admin.create_topics(list(missing), operation_timeout=timeout, request_timeout=timeout)
     for name, future in futures.items():
         try:
@@ -256,45 +227,21 @@ def create_topics(admin: AdminClient, missing: Sequence[NewTopic], timeout: floa
         failpoint("queue.topic-created")
 
 
-def require_quorum(admin: AdminClient, made: Mapping[str, TopicShape], timeout: float) -> None:
-    """
-    Set `min.insync.replicas` of topics that the caller has created with the broker's default number of replicas.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached in time, or refuses.
-    """
-    key = "min.insync.replicas"
-    wanted = {name: replication_settings(shape.replicas).get(key) for name, shape in made.items()}
-    resources = [
-        ConfigResource(
-            ResourceType.TOPIC,
-            name,
-            incremental_configs=[ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)],
-        )
-        for name, value in wanted.items()
-        if value is not None
-    ]
-    if not resources:
-        return
-    futures = admin.incremental_alter_configs(resources, request_timeout=timeout)
-    for resource, future in futures.items():
-        try:
-            answer_of(future, timeout)
-        except KafkaException as error:
-            # The check that follows reports the setting and the command, for a user with the right to change it.
-            if error.args[0].name() not in DENIED:
-                raise client_error(error, f"cannot set {key} of topic {resource.name}") from error
+def replicas_of_new(admin: AdminClient, replication_factor: int, timeout: float) -> int:
+    """Return how many replicas a new topic gets; -1 if it is the brokers' default and this client may not read it."""
+    if replication_factor > 0:
+        return replication_factor
+    try:
+        brokers = [node.id for node in answer_of(admin.describe_cluster(request_timeout=timeout), timeout).nodes]
+    except KafkaException:
+        return -1
+    return int(broker_settings(admin, brokers, timeout).get("default.replication.factor", -1))
 
 
 def ensure_compacted_topic(
     name: str, replication_factor: int, admin: AdminClient, bootstrap_servers: str, timeout: float
 ) -> None:
-    """
-    Create a compacted topic with one partition if it does not exist.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached or rejects the request.
-    """
+    """Create a compacted topic with one partition if it does not exist."""
     if partition_count(admin, name, bootstrap_servers, timeout):
         return
     create_topics(admin, [NewTopic(name, 1, replication_factor, config={"cleanup.policy": "compact"})], timeout)
@@ -304,12 +251,7 @@ def ensure_compacted_topic(
 
 
 def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout: float) -> int:  # noqa: ANN401  # below
-    """
-    Return the number of partitions of a topic; 0 if it does not exist.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached.
-    """
+    """Return the number of partitions of a topic; 0 if it does not exist."""
     return shape_of(client, topic, bootstrap_servers, timeout).partitions
 
 
@@ -328,29 +270,16 @@ def _check_new_names(topics: QueueTopics, known: Mapping[str, object]) -> None:
 def _check_partitions(topics: QueueTopics, has: int, wanted: int) -> None:
     if has == wanted:
         return
-    if wanted < has:
-        hint = f"leave out --partitions: Kafka cannot remove partitions from {topics.queue!r}"
-    else:
+    hint = f"leave out --partitions: Kafka cannot remove partitions from {topics.queue!r}"
+    if wanted > has:
         grow = " and then ".join(
             f"`kafka-topics.sh --alter --topic {topic} --partitions {wanted}`"
             for topic in (topics.markers_topic, topics.queue_topic)
         )
         hint = f"leave out --partitions, or add them with {grow}"
-    message = f"queue {topics.queue!r} exists with another number of partitions: got {wanted}, it has {has}; {hint}"
-    raise TopicError(message)
-
-
-def _wait_until_known(
-    admin: AdminClient, topics: QueueTopics, wanted: AbstractSet[str], bootstrap_servers: str, timeout: float
-) -> dict[str, TopicShape]:
-    """Wait until the broker that responds knows the topics: the controller informs each broker at a different time."""
-    until = time.monotonic() + timeout
-    while True:
-        known = _shapes(admin, topics, bootstrap_servers, timeout)
-        # After the time-out, the check that follows reports the missing topics.
-        if wanted <= set(known) or time.monotonic() > until:
-            return known
-        time.sleep(0.05)
+    raise TopicError(
+        f"queue {topics.queue!r} exists with another number of partitions: got {wanted}; expected {has}; {hint}"
+    )
 
 
 def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout: float) -> dict[str, TopicShape]:

@@ -54,7 +54,7 @@ def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: 
     ):
         result = kmq(queue.bootstrap_servers, "queue", "create", queue.name, "--partitions", wanted)
         assert result.exit_code == 1
-        assert f"exists with another number of partitions: got {wanted}, it has 4; " in result.stderr
+        assert f"exists with another number of partitions: got {wanted}; expected 4; " in result.stderr
         assert hint in result.stderr
     describe = kmq(queue.bootstrap_servers, "queue", "describe", queue.name)
     assert "4 partitions" in describe.stdout

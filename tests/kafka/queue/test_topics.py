@@ -90,12 +90,13 @@ def test_every_wrong_setting_is_found_at_once(make_queue: Callable[..., Queue]) 
     assert "has cleanup.policy=compact, must be delete" in str(raised.value)
 
 
-def test_unequal_partitions_are_reported_with_the_topic_to_grow(bootstrap_servers: str, name: str) -> None:
+def test_queue_is_made_of_a_topic_that_exists(bootstrap_servers: str, name: str) -> None:
+    """The other topics get as many partitions as it has."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
         future.result(10)
-    with pytest.raises(TopicError, match=rf"--alter --topic {name}.markers --partitions 4"):
-        create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
+    layout = create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
+    assert (layout.partition_count, layout.dead_letter_partition_count) == (4, 4)
 
 
 def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name: str) -> None:
