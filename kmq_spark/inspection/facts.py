@@ -13,8 +13,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -76,12 +74,9 @@ class GroupFacts:
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """
-    Records of a topic past a position.
+    Records of a topic past a position: their number by partition, and the append time of the oldest one.
 
-    Attributes:
-        counts: Their number by partition, where there are any.
-        is_exact: False if a count includes control records of transactions, because it is large.
-        oldest_at_ms: Append time of the oldest one; None if there is none.
+    It is not exact if a count includes control records of transactions, because it is large.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -97,20 +92,17 @@ class Backlog:
 @dataclass(frozen=True, slots=True)
 class TrackerFacts:
     """
-    The tracker, as observed from its group and the log.
+    The tracker, as observed from its group and the log; by markers partition, as of its last commit.
 
     Attributes:
-        group: Name of the tracker's group.
-        positions: First marker not folded, by markers partition.
-        needed: First marker needed for a rebuild, by markers partition.
-        last_committers: Id of the tracker that committed last, by markers partition.
+        positions: First marker not folded.
+        needed: First marker needed for a rebuild.
+        last_committers: Id of the tracker that committed last.
         unread: Markers past the positions.
         heartbeat_at_ms: Time of the last commit, clock of the tracker's host; None if there is no heartbeat.
-        is_stopped: Whether the tracker was asked to stop.
         snapshot_lag: Number of batches since the last snapshot of its state was uploaded.
     """
 
-    group: str
     positions: Mapping[int, int] = field(default_factory=dict)
     needed: Mapping[int, int] = field(default_factory=dict)
     last_committers: Mapping[int, str] = field(default_factory=dict)
@@ -143,8 +135,6 @@ class PartitionView:
     One markers partition, folded to its present end.
 
     Attributes:
-        in_flight: Number of messages that a consumer holds.
-        deferred: Number of messages that wait until they are due.
         oldest_at_ms: Start of the message that is held longest; None if there is none.
         deadlines_ms: Deadline of each run in flight; a rejected message, which waits for the tracker, has none.
         run_counts: Number of messages of each of these runs.
@@ -183,16 +173,10 @@ class PartitionView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
     """
-    A queue at one moment. Everything that is said of a queue is judged from this.
+    A queue at one moment of this machine's clock. Everything that is said of a queue is judged from this.
 
     All figures come from the log, never from counters of a process: these drift when another process finishes the work.
-
-    Attributes:
-        queue: Name of the queue, `queue@subscription` for a subscription.
-        now_ms: When the view was taken, clock of this machine.
-        ready: Messages that no consumer has started.
-        dead_letters: Dead letters that were neither redriven nor purged.
-        partitions: Markers partitions; empty where they were not folded.
+    `partitions` is empty where the markers were not folded.
     """
 
     queue: str
@@ -269,14 +253,11 @@ class QueueView:
     def holders(self) -> dict[str, Holder]:
         """Return the consumers with messages whose lease runs, over all partitions."""
         found: dict[str, Holder] = {}
-        for name, holder in self._holders():
-            before = found.get(name, Holder(0, holder.since_ms))
-            found[name] = Holder(before.message_count + holder.message_count, min(before.since_ms, holder.since_ms))
+        for partition in self.partitions.values():
+            for name, (count, since_ms) in partition.holders.items():
+                before = found.get(name, Holder(0, since_ms))
+                found[name] = Holder(before.message_count + count, min(before.since_ms, since_ms))
         return found
-
-    def _holders(self) -> Iterator[tuple[str, Holder]]:
-        for each in self.partitions.values():
-            yield from each.holders.items()
 
     def _age(self, at_ms: int | None) -> int | None:
         return None if at_ms is None else max(0, self.now_ms - at_ms)
@@ -294,13 +275,9 @@ class ClusterFacts:
 @dataclass(frozen=True, slots=True)
 class ProducersFacts:
     """
-    The producers of a queue that have an id.
+    The producers of a queue that have an id: their number, and the ids whose position record cannot be read.
 
-    Attributes:
-        topic: The topic of their positions; without partitions where it does not exist.
-        ids: How many there are.
-        unreadable: Ids whose position record cannot be read.
-        open_for_ms: For how long, at least, a transaction has been open in the topic of the positions; 0 for none.
+    `open_for_ms` is how long, at least, a transaction has been open in the topic of the positions; 0 for none.
     """
 
     topic: TopicFacts
@@ -312,11 +289,9 @@ class ProducersFacts:
 @dataclass(frozen=True, slots=True)
 class FleetFacts:
     """
-    A tracker fleet to which the queue belongs.
+    A tracker fleet to which the queue belongs: the member that holds the queue, the one to which it is assigned.
 
-    `tracked_by` is the member that holds the queue, `assigned_to` the one to which the leader has assigned it (empty if
-    none), `processes` the number of members that are not stale, `is_complete` whether the coordination topic still has
-    what the fleet's state depends on.
+    `processes` counts the members that are not stale. The state is incomplete if retention removed what it depends on.
     """
 
     name: str
@@ -336,8 +311,6 @@ class DoctorFacts:
 
     Attributes:
         rules: The queue's rules as text.
-        lease_ms: Lease, from the queue's rules.
-        max_deliveries: Delivery limit, from the queue's rules; 0 = no limit.
         new_dead_letters: Dead letters of the last hour, control records included.
         producers: Producers with an id; None if we may not read them.
         fleets: Tracker fleets to which the queue belongs.

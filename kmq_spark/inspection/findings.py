@@ -19,10 +19,10 @@ from kmq_spark.inspection.facts import Life
 from kmq_spark.inspection.spans import counted, span
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS
-from kmq_spark.kafka.topic_rules import alter_command, kinds_of, topic_problems
+from kmq_spark.kafka.topic_rules import TopicProblem, alter_command, kinds_of, partition_problems, topic_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
     from kmq_spark.errors import KafkaClientError
     from kmq_spark.inspection.facts import DoctorFacts, FleetFacts, QueueView, TopicFacts
@@ -79,13 +79,13 @@ def examine(facts: DoctorFacts) -> list[Finding]:
     checks = [iter((brokers,)), _topics(facts)]
     if view.exists:
         checks += [
-            _rules(facts),
+            iter((Finding("rules", Level.OK, facts.rules),)),
             _producers(facts),
             _retention(facts),
             _open_transactions(facts),
             _tracker(view),
             _fencing(view),
-            _fleets(facts.fleets, view.queue),
+            _fleets(facts),
             _consumers(view),
             _removed_messages(view),
             _overdue(view),
@@ -122,8 +122,11 @@ def topic_findings(
         what = f"{topic.name} has one replica: the loss of its broker stops {used_by}"
         yield Finding(check, Level.WARNING, what, "raise its replication factor")
     for problem in topic_problems(kind, topic.name, topic.settings, topic.replicas):
-        level = Level.UNHEALTHY if problem.is_fatal else Level.WARNING
-        yield Finding(check, level, problem.what, problem.repair)
+        yield _finding_of(check, problem)
+
+
+def _finding_of(check: str, problem: TopicProblem) -> Finding:
+    return Finding(check, Level.UNHEALTHY if problem.is_fatal else Level.WARNING, problem.what, problem.repair)
 
 
 def tracker_state(view: QueueView) -> str:
@@ -143,28 +146,17 @@ def is_tracker_down(view: QueueView) -> bool:
 
 
 def _topics(facts: DoctorFacts) -> Iterator[Finding]:
-    view, kinds = facts.view, kinds_of(QueueTopics.parse(facts.view.queue))
-    queue, markers = view.queue_topic, view.markers_topic
-    found: list[Finding] = []
-    for topic in (queue, markers, view.dead_letter_topic):
-        if topic.partition_count:
-            found += topic_findings("topics", kinds[topic.name], topic, facts.cluster.broker_count, "the queue")
-        else:
-            what = f"topic {topic.name} does not exist"
-            found.append(Finding("topics", Level.UNHEALTHY, what, f"kmq queue create {view.queue}"))
-    counts = queue.partition_count, markers.partition_count
-    if view.exists and counts[0] != counts[1]:
-        smaller = min(queue, markers, key=lambda topic: topic.partition_count)
-        what = f"{queue.name} has {counts[0]} partitions, {markers.name} has {counts[1]}"
-        repair = f"kafka-topics.sh --alter --topic {smaller.name} --partitions {max(counts)}"
-        found.append(Finding("topics", Level.UNHEALTHY, what, repair))
+    view, topics = facts.view, QueueTopics.parse(facts.view.queue)
+    kinds = kinds_of(topics)
+    there = [topic for topic in (view.queue_topic, view.markers_topic, view.dead_letter_topic) if topic.partition_count]
+    problems = partition_problems(topics, {topic.name: topic.partition_count for topic in there})
+    found = [_finding_of("topics", problem) for problem in problems]
+    for topic in there:
+        found += topic_findings("topics", kinds[topic.name], topic, facts.cluster.broker_count, "the queue")
     yield from found
     if not found:
-        yield Finding("topics", Level.OK, f"three topics, {counts[0]} partitions, LogAppendTime, cleanup.policy=delete")
-
-
-def _rules(facts: DoctorFacts) -> Iterator[Finding]:
-    yield Finding("rules", Level.OK, facts.rules)
+        count = view.queue_topic.partition_count
+        yield Finding("topics", Level.OK, f"three topics, {count} partitions, LogAppendTime, cleanup.policy=delete")
 
 
 def _producers(facts: DoctorFacts) -> Iterator[Finding]:
@@ -251,20 +243,25 @@ def _tracker(view: QueueView) -> Iterator[Finding]:
 
 
 def _tracker_places(view: QueueView, run: str) -> Iterator[Finding]:
-    markers = view.markers_topic
-    for partition, position in sorted(view.tracker.positions.items()):
-        first, end = markers.first.get(partition, 0), markers.end.get(partition, position)
-        place = f"{markers.name}[{partition}]"
-        if position < first:
-            what = f"retention removed markers {position} to {first - 1} of {place} before the tracker read them"
-            repair = "raise retention.ms, then see 'markers were removed' in docs/operations.md"
-            yield Finding("tracker", Level.UNHEALTHY, what, repair)
-        elif position > end:
+    markers, positions = view.markers_topic, view.tracker.positions
+    for removed in _removed(markers, positions, "markers"):
+        repair = "raise retention.ms, then see 'markers were removed' in docs/operations.md"
+        yield Finding("tracker", Level.UNHEALTHY, f"{removed} before the tracker read them", repair)
+    for partition, position in sorted(positions.items()):
+        if position > (end := markers.end.get(partition, position)):
             what = (
-                f"{place} ends at {end}, the tracker has committed {position}: the topic was deleted and created again"
+                f"{markers.name}[{partition}] ends at {end}, the tracker has committed {position}: the topic was "
+                "deleted and created again"
             )
             repair = f"{run}: it starts at the beginning of the new topic"
             yield Finding("tracker", Level.UNHEALTHY, what, repair)
+
+
+def _removed(topic: TopicFacts, positions: Mapping[int, int], records: str) -> Iterator[str]:
+    """Yield what retention removed past positions."""
+    for partition, position in sorted(positions.items()):
+        if position < (first := topic.first.get(partition, 0)):
+            yield f"retention removed {records} {position} to {first - 1} of {topic.name}[{partition}]"
 
 
 def _fencing(view: QueueView) -> Iterator[Finding]:
@@ -280,7 +277,10 @@ def _fencing(view: QueueView) -> Iterator[Finding]:
         yield Finding("fencing", Level.OK, f"last commit by {text}")
 
 
-def _fleets(fleets: Sequence[FleetFacts], queue: str) -> Iterator[Finding]:
+def _fleets(facts: DoctorFacts) -> Iterator[Finding]:
+    fleets, queue = facts.fleets, facts.view.queue
+    if not fleets:
+        return
     found: list[Finding] = []
     if len(fleets) > 1:
         what = (
@@ -290,11 +290,11 @@ def _fleets(fleets: Sequence[FleetFacts], queue: str) -> Iterator[Finding]:
         repair = f"keep one of them: kmq tracker fleet {fleets[-1].name} --remove {queue}"
         found.append(Finding("fleet", Level.UNHEALTHY, what, repair))
     found += chain(*(_fleet(fleet, queue) for fleet in fleets))
+    found += topic_findings("fleet", "coordination", fleets[0].topic, facts.cluster.broker_count, "the fleet")
     yield from found
-    if fleets and not found:
-        standby = fleets[0].processes - 1
-        text = f"fleet {fleets[0].name}: tracked by {fleets[0].tracked_by}, {standby} more "
-        yield Finding("fleet", Level.OK, text + ("process" if standby == 1 else "processes"))
+    if not found:
+        text = f"fleet {fleets[0].name}: tracked by {fleets[0].tracked_by}, {fleets[0].processes - 1} on standby"
+        yield Finding("fleet", Level.OK, text)
 
 
 def _fleet(fleet: FleetFacts, queue: str) -> Iterator[Finding]:
@@ -317,8 +317,6 @@ def _fleet(fleet: FleetFacts, queue: str) -> Iterator[Finding]:
         what = f"records of fleet {fleet.name} were removed from {fleet.topic.name} before a snapshot replaced them"
         repair = "wait a minute; if it stays, raise retention.ms of the topic to at least an hour"
         yield Finding("fleet", Level.WARNING, what, repair)
-    for problem in topic_problems("coordination", fleet.topic.name, fleet.topic.settings, fleet.topic.replicas):
-        yield Finding("fleet", Level.UNHEALTHY, problem.what, problem.repair)
 
 
 def _consumers(view: QueueView) -> Iterator[Finding]:
@@ -340,15 +338,9 @@ def _consumers(view: QueueView) -> Iterator[Finding]:
 
 
 def _removed_messages(view: QueueView) -> Iterator[Finding]:
-    for partition, position in sorted(view.consumers.positions.items()):
-        first = view.queue_topic.first.get(partition, 0)
-        if position < first:
-            what = (
-                f"retention removed messages {position} to {first - 1} of {view.queue_topic.name}[{partition}] "
-                "before a consumer started them: they are lost"
-            )
-            repair = "raise retention.ms of the queue topic, add workers"
-            yield Finding("consumers", Level.UNHEALTHY, what, repair)
+    for removed in _removed(view.queue_topic, view.consumers.positions, "messages"):
+        what = f"{removed} before a consumer started them: they are lost"
+        yield Finding("consumers", Level.UNHEALTHY, what, "raise retention.ms of the queue topic, add workers")
 
 
 def _overdue(view: QueueView) -> Iterator[Finding]:

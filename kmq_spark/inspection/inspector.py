@@ -8,6 +8,7 @@ Rule 2: A repeated inspection reads only what was appended since the last one.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from kmq_spark.config import Reach
     from kmq_spark.core.markers import Marker
-    from kmq_spark.inspection.facts import PartitionView
 
 MAX_COUNTED_BACKLOG = 500
 """Maximum backlog that is counted record by record. In a larger one the included control records do not matter."""
@@ -121,27 +121,22 @@ class QueueInspector:
         consumers = GroupFacts(topics.consumer_group)
         if exists:
             consumers = self.cluster.group(topics.consumer_group, queue.name, with_members=with_members)
-        tracker = self._tracker(markers) if exists else TrackerFacts(topics.tracker_group)
-        ready = self._ready(queue, consumers.positions)
-        dead_letters = self._dead_letters(letters)
-        if exists and with_markers:
-            self.refresh(on_progress)
-        now_ms = int(time.time() * 1000)
-        partitions: dict[int, PartitionView] = {}
-        if exists and with_markers:
-            partitions = {partition: fold.view(now_ms) for partition, fold in self.folds.items()}
-        return QueueView(
+        # A consumer without a committed position has started nothing of a partition.
+        starts = {at: max(consumers.positions.get(at, first), first) for at, first in queue.first.items()}
+        view = QueueView(
             queue=self.queue,
-            now_ms=now_ms,
+            now_ms=0,
             queue_topic=queue,
             markers_topic=markers,
             dead_letter_topic=letters,
             consumers=consumers,
-            tracker=tracker,
-            ready=ready,
-            dead_letters=dead_letters,
-            partitions=partitions,
+            tracker=self._tracker(markers) if exists else TrackerFacts(),
+            ready=self.backlog(queue.name, starts, queue.end),
+            dead_letters=self._dead_letters(letters),
         )
+        folds = self.refresh(on_progress) if exists and with_markers else {}
+        now_ms = int(time.time() * 1000)
+        return replace(view, now_ms=now_ms, partitions={number: fold.view(now_ms) for number, fold in folds.items()})
 
     def refresh(self, on_progress: Callable[[int], None] | None = None) -> dict[int, MarkersFold]:
         """Fold the markers appended since the last call; the first one begins where the tracker would begin."""
@@ -228,7 +223,6 @@ class QueueInspector:
             if position.next_offset < markers.end.get(partition, 0)
         }
         return TrackerFacts(
-            self.topics.tracker_group,
             {partition: each.next_offset for partition, each in positions.items()},
             {partition: each.needed_offset for partition, each in positions.items()},
             {partition: each.tracker_id for partition, each in positions.items()},
@@ -237,11 +231,6 @@ class QueueInspector:
             newest is not None and newest.is_stopped,
             0 if newest is None else newest.snapshot_lag,
         )
-
-    def _ready(self, queue: TopicFacts, positions: Mapping[int, int]) -> Backlog:
-        """Return the messages that no consumer has started; without a committed position, all of a partition."""
-        starts = {partition: max(positions.get(partition, first), first) for partition, first in queue.first.items()}
-        return self.backlog(queue.name, starts, queue.end)
 
     def _dead_letters(self, letters: TopicFacts) -> Backlog:
         """Return the dead letters that were neither redriven nor purged."""
@@ -289,12 +278,7 @@ class QueueInspector:
 
 
 def look_at_producers(cluster: Cluster, topics: QueueTopics, reach: Reach) -> ProducersFacts | None:
-    """
-    Return what `kmq doctor` looks at; None where we may not read the topic of the positions.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached in time.
-    """
+    """Return what `kmq doctor` looks at; None where we may not read the topic of the positions."""
     (topic,) = cluster.topics([topics.producers_topic]).values()
     if not topic.partition_count:
         return ProducersFacts(topic)

@@ -68,28 +68,28 @@ def wanted_settings(
     return wanted
 
 
-def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield topics that are missing and partition counts that differ; *counts* has no missing topics."""
-    for name in topics.all_topics:
-        if name not in counts:
-            yield f"topic {name!r} does not exist; run `kmq queue create {topics}`"
-    queue_count = counts.get(topics.queue_topic, 0)
-    marker_count = counts.get(topics.markers_topic, 0)
-    if queue_count and marker_count and queue_count != marker_count:
-        smaller = topics.queue_topic if queue_count < marker_count else topics.markers_topic
-        yield (
-            f"topic {topics.markers_topic!r} has {marker_count} partitions, {topics.queue_topic!r} has {queue_count}, "
-            f"they must be equal; run `kafka-topics.sh --alter --topic {smaller} "
-            f"--partitions {max(queue_count, marker_count)}`"
-        )
-
-
 class TopicProblem(NamedTuple):
     """What is wrong with a topic, the command that repairs it, and whether its users must not start."""
 
     what: str
     repair: str
     is_fatal: bool = True
+
+
+def partition_problems(topics: QueueTopics, counts: Mapping[str, int]) -> Iterator[TopicProblem]:
+    """Yield topics that are missing and partition counts that differ; *counts* has no missing topics."""
+    for name in topics.all_topics:
+        if name not in counts:
+            yield TopicProblem(f"topic {name!r} does not exist", f"kmq queue create {topics}")
+    queue_count = counts.get(topics.queue_topic, 0)
+    marker_count = counts.get(topics.markers_topic, 0)
+    if queue_count and marker_count and queue_count != marker_count:
+        smaller = topics.queue_topic if queue_count < marker_count else topics.markers_topic
+        yield TopicProblem(
+            f"topic {topics.markers_topic!r} has {marker_count} partitions, {topics.queue_topic!r} has {queue_count}, "
+            "they must be equal",
+            f"kafka-topics.sh --alter --topic {smaller} --partitions {max(queue_count, marker_count)}",
+        )
 
 
 # The append time of the markers is the clock of all leases. That of the messages gives only ages, delays and times to

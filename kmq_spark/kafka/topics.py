@@ -25,7 +25,7 @@ from kmq_spark.kafka.client_errors import answer_of, client_error, unreachable
 from kmq_spark.kafka.lookups import broker_settings, settings_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, make_client
-from kmq_spark.kafka.topic_rules import kinds_of, partition_findings, topic_problems, wanted_settings
+from kmq_spark.kafka.topic_rules import kinds_of, partition_problems, topic_problems, wanted_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -176,13 +176,10 @@ def check_queue(
     counts = {name: shape.partitions for name, shape in shapes.items()}
     replicas = {name: shape.replicas for name, shape in shapes.items()}
     configs = settings_of(admin, counts, timeout)
-    problems = [
-        problem
-        for name, kind in kinds_of(topics).items()
-        for problem in topic_problems(kind, name, configs.get(name, {}), replicas.get(name, 0))
-    ]
-    findings = [*partition_findings(topics, counts)]
-    findings += [f"{problem.what}; run `{problem.repair}`" for problem in problems if problem.is_fatal]
+    problems = [*partition_problems(topics, counts)]
+    for name, kind in kinds_of(topics).items():
+        problems += topic_problems(kind, name, configs.get(name, {}), replicas.get(name, 0))
+    findings = [f"{problem.what}; run `{problem.repair}`" for problem in problems if problem.is_fatal]
     if findings:
         raise TopicError(f"queue {queue!r} is not set up correctly: " + "; ".join(findings))
     for problem in problems:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import defaultdict
-from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from kmq_spark.errors import ConfigError
@@ -19,8 +18,6 @@ from kmq_spark.metrics.names import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
-    from typing import Self
 
     from kmq_spark.metrics.samples import Histogram, Sample
 
@@ -32,19 +29,10 @@ LOOPBACK = "127.0.0.1"
 
 class MetricsServer:
     """
-    An HTTP server with two endpoints, `/metrics` and `/health`; any other path is 404.
+    An HTTP server with two endpoints, `/metrics` and `/health` (200 and `ok`, or 503 and the problem).
 
-    `/health` returns 200 and `ok`, or 503 and the problem.
-
-    Args:
-        port: TCP port; 0 selects a free one, see `port`.
-        host: Address to listen on.
-        read: Returns all samples except the histograms. Called at each scrape, in the server's own threads.
-        read_lateness: Returns the lateness histograms by queue. Called as *read*.
-        health: Returns the problem, or an empty text if there is none. Called in the server's own threads.
-
-    Raises:
-        ConfigError: `prometheus-client` is not installed, or the server cannot listen on the port.
+    The functions are called at each request, in the server's own threads: *read* returns all samples except the
+    histograms, *read_lateness* the histograms by queue, *health* the problem, if any. Port 0 is a free one, see `port`.
     """
 
     def __init__(
@@ -55,34 +43,29 @@ class MetricsServer:
         read_lateness: ReadHistograms = tuple,
         health: Callable[[], str] = str,
     ) -> None:
-        """Start to listen."""
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  # rule 1
+            from prometheus_client.exposition import ThreadingWSGIServer  # noqa: PLC0415  # rule 1
         except ImportError as error:
-            message = (
+            raise ConfigError(
                 "metrics need the package prometheus-client, which is not installed; run "
                 "`pip install 'kmq-spark[metrics]'`, or leave the metrics port out"
-            )
-            raise ConfigError(message) from error
+            ) from error
         registry = CollectorRegistry()
         registry.register(_Collector(read, read_lateness))
+        app = _routed(make_wsgi_app(registry), health)
         try:
-            self._server = make_server(host, port, _routed(make_wsgi_app(registry), health), _Server, _Handler)
+            family = socket.getaddrinfo(host, port)[0][0]  # IPv4 or IPv6
+            server = type("Server", (ThreadingWSGIServer,), {"address_family": family})
+            self._server: WSGIServer = make_server(host, port, app, server, _Handler)
         except (OSError, OverflowError) as error:
-            message = (
+            raise ConfigError(
                 f"cannot serve metrics: got {host!r} port {port!r}: {getattr(error, 'strerror', None) or error}; "
                 "choose another address or port"
-            )
-            raise ConfigError(message) from error
-
+            ) from error
+        self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="kmq-metrics-http", daemon=True)
         self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port on which the server listens."""
-        port: int = self._server.server_port
-        return port
 
     def close(self) -> None:
         """Stop listening."""
@@ -91,25 +74,10 @@ class MetricsServer:
         self._thread.join()
 
     def __enter__(self) -> Self:
-        """Return this server."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop listening."""
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """A server with one daemon thread per request."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: Any) -> None:  # noqa: ANN401  # as wsgiref's
-        """Listen on an IPv4 or IPv6 address."""
-        self.address_family = socket.getaddrinfo(*address)[0][0]
-        super().__init__(address, handler)
 
 
 class _Handler(WSGIRequestHandler):

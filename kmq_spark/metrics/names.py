@@ -10,51 +10,16 @@ Source: prometheus.io, "Metric and label naming"; RabbitMQ and SQS for the choic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Name = Literal[
-    "kmq_messages_ready",
-    "kmq_messages_in_flight",
-    "kmq_decisions_unconfirmed",
-    "kmq_oldest_in_flight_age_seconds",
-    "kmq_oldest_ready_age_seconds",
-    "kmq_deliveries_total",
-    "kmq_acks_total",
-    "kmq_redeliveries_total",
-    "kmq_dead_lettered_total",
-    "kmq_dlq_depth",
-    "kmq_redelivery_lateness_seconds",
-    "kmq_tracker_batch_duration_seconds",
-    "kmq_tracker_state_bytes",
-    "kmq_tracker_marker_lag",
-    "kmq_markers_unreadable_total",
-    "kmq_tracker_last_commit_timestamp_seconds",
-    "kmq_tracker_batches_since_snapshot",
-    "kmq_tracker_tick_delay_seconds",
-    "kmq_group_members",
-    "kmq_group_silent_members",
-    "kmq_group_held",
-    "kmq_group_unheld",
-    "kmq_group_generation",
-    "kmq_group_heartbeat_age_seconds",
-]
-
-Kind = Literal["gauge", "counter", "histogram"]
+Name = str
+"""A key of `METRICS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """
-    One metric.
+class Metric(NamedTuple):
+    """Kind of a metric in Prometheus, the names of its labels, and its help text, one line."""
 
-    Attributes:
-        kind: Metric kind of Prometheus.
-        labels: Names of the labels.
-        meaning: Help text, one line.
-    """
-
-    kind: Kind
+    kind: Literal["gauge", "counter", "histogram"]
     labels: tuple[str, ...]
     meaning: str
 

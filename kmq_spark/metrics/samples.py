@@ -35,14 +35,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Histogram:
-    """
-    Observations by bucket.
-
-    Attributes:
-        counts: Number of observations by bucket of `LATENESS_BUCKETS`, and one more entry for those above the last
-            bound.
-        total: Sum of the observations.
-    """
+    """Number of observations by bucket of `LATENESS_BUCKETS`, those above the last bound at the end, and their sum."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BUCKETS) + 1))
     total: float = 0.0
@@ -64,22 +57,10 @@ class Histogram:
 @dataclass(slots=True)
 class TrackerNumbers:
     """
-    The values from which the metrics of one queue's tracker are computed.
+    The values from which the metrics of one queue's tracker are computed; None if unknown.
 
-    Attributes:
-        statuses: Latest status by markers partition.
-        redelivered: Number of redelivered messages by reason, since the process started.
-        dead_lettered: Number of dead letters by reason, since the process started.
-        lateness: Lateness of redeliveries, seconds.
-        committed_at_s: Time of the last commit, epoch seconds; 0 before the first.
-        batch_s: Duration of the latest batch, seconds; None before the first.
-        tick_late_s: How long a needed TICK has been missing in the log, seconds; None before the first start.
-        snapshot_lag: Number of batches since the last snapshot of the state was uploaded; None before the first start.
-        lags: Number of markers not folded, by partition.
-        ready: Number of messages that no consumer has started; None if unknown.
-        oldest_ready_at_s: Append time of the oldest ready message, epoch seconds.
-        oldest_in_flight_at_s: Append time of the oldest START in flight, epoch seconds.
-        dead_letters: Number of dead letters that were neither redriven nor purged; None if unknown.
+    `redelivered` and `dead_lettered` count messages by reason since the process started. Instants are epoch seconds,
+    those of messages and STARTs are append times.
     """
 
     statuses: dict[int, Status] = field(default_factory=dict)
@@ -126,34 +107,24 @@ def queue_labels(queues: Sequence[str]) -> dict[str, str]:
 
 
 def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sample]:
-    """
-    Yield the samples of one tracker, without the histogram.
-
-    Args:
-        queue: Label of the queue.
-        numbers: Values of the tracker.
-        now_s: Epoch seconds, for the ages.
-    """
-    statuses = list(numbers.statuses.values())
-    yield from _by_partition(
-        "kmq_messages_in_flight", queue, {p: status.in_flight for p, status in numbers.statuses.items()}
-    )
-    yield from _by_partition(
-        "kmq_decisions_unconfirmed", queue, {p: status.marked for p, status in numbers.statuses.items()}
-    )
-    yield from _by_partition("kmq_tracker_marker_lag", queue, numbers.lags)
-    counters = Counter[str]()
-    for status in statuses:
+    """Yield the samples of one tracker, without the histogram; *queue* is the label."""
+    statuses, counters = numbers.statuses, Counter[str]()
+    for status in statuses.values():
         counters.update(status.counters)
+    in_flight = {partition: status.in_flight for partition, status in statuses.items()}
+    unconfirmed = {partition: status.marked for partition, status in statuses.items()}
+    yield from _by_partition("kmq_messages_in_flight", queue, in_flight)
+    yield from _by_partition("kmq_decisions_unconfirmed", queue, unconfirmed)
+    yield from _by_partition("kmq_tracker_marker_lag", queue, numbers.lags)
     yield Sample("kmq_deliveries_total", (queue, "tracker"), counters["started"] + counters["renewed"])
     yield Sample("kmq_acks_total", (queue, "tracker"), counters["acked"])
     yield Sample("kmq_markers_unreadable_total", (queue,), counters["unreadable"])
-    yield Sample("kmq_tracker_state_bytes", (queue,), sum(status.state_bytes for status in statuses))
+    yield Sample("kmq_tracker_state_bytes", (queue,), sum(status.state_bytes for status in statuses.values()))
     for reason, count in numbers.redelivered.items():
         yield Sample("kmq_redeliveries_total", (queue, reason), count)
     for reason, count in numbers.dead_lettered.items():
         yield Sample("kmq_dead_lettered_total", (queue, reason), count)
-    known: tuple[tuple[Name, float | None], ...] = (
+    known = (
         ("kmq_messages_ready", numbers.ready),
         ("kmq_dlq_depth", numbers.dead_letters),
         ("kmq_oldest_ready_age_seconds", _age(numbers.oldest_ready_at_s, now_s)),

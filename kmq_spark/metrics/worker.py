@@ -10,19 +10,22 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kmq_spark.metrics.names import METRICS, Name
+from kmq_spark.metrics.names import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Reading = Callable[[], tuple[int, int]]
 
-COUNTED: tuple[Name, Name] = ("kmq_deliveries_total", "kmq_acks_total")
+COUNTED = ("kmq_deliveries_total", "kmq_acks_total")
+
+_register = threading.Lock()
 
 
-class RunCollector:
+class _RunCollector:
     """Collector of the counts of all runs, those that have ended included: a counter never goes back."""
 
     def __init__(self) -> None:
@@ -32,7 +35,7 @@ class RunCollector:
 
     @contextmanager
     def counting(self, queue: str, read: Reading) -> Iterator[None]:
-        """Count a run: *read* returns how many messages it has delivered, and how many were acknowledged."""
+        """Count a run until it ends."""
         with self._lock:
             self._running[id(read)] = (queue, read)
         try:
@@ -63,22 +66,23 @@ class RunCollector:
             yield family
 
 
-_collector: RunCollector | None = None
-_collector_lock = threading.Lock()
+@cache
+def _collector() -> _RunCollector:
+    from prometheus_client import REGISTRY  # noqa: PLC0415  # optional
+
+    collector = _RunCollector()
+    REGISTRY.register(collector)
+    return collector
 
 
 @contextmanager
 def counting(queue: str, read: Reading) -> Iterator[None]:
-    """Count a run in the default registry; see `RunCollector.counting`."""
-    global _collector  # noqa: PLW0603  # one registry a process
+    """Count a run in the default registry: *read* returns how many messages it has delivered and acknowledged."""
     try:
-        from prometheus_client import REGISTRY  # noqa: PLC0415  # optional
+        with _register:
+            collector = _collector()
     except ImportError:
         yield
         return
-    with _collector_lock:
-        if _collector is None:
-            _collector = RunCollector()
-            REGISTRY.register(_collector)
-    with _collector.counting(queue, read):
+    with collector.counting(queue, read):
         yield

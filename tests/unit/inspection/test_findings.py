@@ -65,7 +65,6 @@ def seen(ago_ms: int, *, is_stopped: bool = False) -> TrackerFacts:
     """Return a tracker that has read everything and committed so long ago."""
     positions = {0: 90, 1: 90}
     return TrackerFacts(
-        "g",
         positions,
         positions,
         dict.fromkeys(positions, "t-1"),
@@ -77,7 +76,7 @@ def seen(ago_ms: int, *, is_stopped: bool = False) -> TrackerFacts:
 def behind(count: int) -> TrackerFacts:
     """Return a tracker that has not read so many markers."""
     unread = Backlog({0: count}, oldest_at_ms=NOW_MS - 45_000)
-    return TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, unread)
+    return TrackerFacts({0: 80, 1: 90}, {}, {0: "t-1"}, unread)
 
 
 def fold_of(*markers: LoggedMarker) -> MarkersFold:
@@ -151,9 +150,7 @@ def facts_of(**changes: Any) -> DoctorFacts:
         markers_topic=TopicFacts("orders.markers", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 90, 1: 90}),
         dead_letter_topic=TopicFacts("orders.dlq", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 0, 1: 0}),
         consumers=GroupFacts("kmq.orders", "STABLE", {"worker-1": 2}, {0: 50, 1: 50}),
-        tracker=TrackerFacts(
-            "kmq.orders.tracker", {0: 90, 1: 90}, {0: 90, 1: 90}, {0: "t-1", 1: "t-1"}, heartbeat_at_ms=NOW_MS
-        ),
+        tracker=TrackerFacts({0: 90, 1: 90}, {0: 90, 1: 90}, {0: "t-1", 1: "t-1"}, heartbeat_at_ms=NOW_MS),
     )
     mine = {name: changes.pop(name) for name in list(changes) if hasattr(view, name)}
     return replace(DoctorFacts(view=replace(view, **mine), cluster=ClusterFacts("host:9092", 1)), **changes)
@@ -185,7 +182,7 @@ def topic(name: str, **changes: Any) -> DoctorFacts:
 SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
     "topic missing": (
         topic("dead_letter_topic", partition_count=0),
-        Level.UNHEALTHY, "topic orders.dlq does not exist", "kmq queue create orders",
+        Level.UNHEALTHY, "topic 'orders.dlq' does not exist", "kmq queue create orders",
     ),
     "one broker is enough for a write": (
         topic("markers_topic", replicas=3, settings={**FIT, "min.insync.replicas": "1"}),
@@ -197,7 +194,7 @@ SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
     ),
     "partitions uneven": (
         topic("markers_topic", partition_count=1),
-        Level.UNHEALTHY, "orders has 2 partitions, orders.markers has 1", "--topic orders.markers --partitions 2",
+        Level.UNHEALTHY, "'orders.markers' has 1 partitions, 'orders' has 2", "--topic orders.markers --partitions 2",
     ),
     "wrong clock": (
         topic("markers_topic", settings={**FIT, "message.timestamp.type": "CreateTime"}),
@@ -220,7 +217,7 @@ SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
         Level.WARNING, "kept for 3 min 20 s; 5 leases of 30 s", "retention.ms=450000",
     ),
     "no tracker ever": (
-        facts_of(tracker=TrackerFacts("kmq.orders.tracker")),
+        facts_of(tracker=TrackerFacts()),
         Level.UNHEALTHY, "no tracker has ever committed", "kmq tracker run orders",
     ),
     "tracker down": (
@@ -252,7 +249,7 @@ SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
         Level.UNHEALTHY, "orders.markers[0] ends at 3, the tracker has committed 90", "kmq tracker run orders",
     ),
     "two trackers": (
-        facts_of(tracker=TrackerFacts("g", {0: 90, 1: 90}, {}, {0: "t-1", 1: "t-2"})),
+        facts_of(tracker=TrackerFacts({0: 90, 1: 90}, {}, {0: "t-1", 1: "t-2"})),
         Level.WARNING, "2 trackers made the latest commits: t-1, t-2", "run one tracker per queue",
     ),
     "no consumer": (
