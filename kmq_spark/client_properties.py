@@ -65,6 +65,7 @@ JAVA_ONLY_HINTS = {
 
 UNSAFE_KEY = re.compile(r".*\.class|.*\.classes|interceptor\..*|metric\.reporters|config\.providers(\..*)?")
 UNSAFE_MODULE = re.compile(r"JndiLoginModule|LdapLoginModule")
+OAUTH_PACKAGE = "org.apache.kafka.common.security.oauthbearer."
 
 KNOWN_MODULES = ("PlainLoginModule", "ScramLoginModule", "OAuthBearerLoginModule", "Krb5LoginModule")
 _OPTION = re.compile(r'([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
@@ -74,28 +75,19 @@ def parse_properties(text: str, source: str) -> dict[str, str]:
     r"""
     Read a Java properties file: `key=value`, `key: value` or `key value`; comments begin with `#` or `!`; `\\`
     continues a line.
-
-    Raises:
-        ConfigError: A line has no key or no value.
     """
     found = {}
     for line in _logical_lines(text):
         key, separator, value = _split(line)
         if not key or not separator:
             # The line is not shown: it may be a password without its key.
-            message = f"a client setting in {source} has no key or no '=': allowed is key=value; correct it"
-            raise ConfigError(message)
+            raise ConfigError(f"a client setting in {source} has no key or no '=': expected key=value; correct it")
         found[_unescaped(key)] = _unescaped(value)
     return found
 
 
 def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
-    """
-    Translate settings to librdkafka, by their names in the Java client, in librdkafka, or mixed.
-
-    Raises:
-        ConfigError: A setting loads classes, or has no counterpart.
-    """
+    """Translate settings to librdkafka, by their names in the Java client, in librdkafka, or mixed."""
     check_safe(properties)
     found: dict[str, str] = {}
     for key, value in properties.items():
@@ -118,9 +110,6 @@ def to_java(properties: Mapping[str, str]) -> dict[str, str]:
     Translate settings to the Java client that Spark's Kafka source uses.
 
     Tuning settings of librdkafka have no counterpart and are left out.
-
-    Raises:
-        ConfigError: A setting loads classes, or has no counterpart.
     """
     check_safe(properties)
     found: dict[str, str] = {}
@@ -137,11 +126,10 @@ def to_java(properties: Mapping[str, str]) -> dict[str, str]:
         elif key == "ssl.ca.location":
             found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": value}
         elif key in {"ssl.certificate.location", "ssl.key.location"}:
-            message = (
+            raise ConfigError(
                 f"setting {key} has no counterpart in Spark's Java client; put certificate chain and key into one PEM "
                 "file and set ssl.keystore.type=PEM and ssl.keystore.location to it"
             )
-            raise ConfigError(message)
     if {"ssl.certificate.pem", "ssl.key.pem"} & properties.keys():
         found["ssl.keystore.type"] = "PEM"
     if "ssl.ca.pem" in properties:
@@ -182,24 +170,13 @@ def is_java_only(key: str) -> bool:
 
 
 def check_safe(properties: Mapping[str, str]) -> None:
-    """
-    Check that no setting makes a Java client load classes.
-
-    Raises:
-        ConfigError: A setting loads classes.
-    """
+    """Check that no setting makes a Java client load classes, other than Kafka's own callbacks of OAuth."""
     for key, value in properties.items():
-        if (UNSAFE_KEY.fullmatch(key) is not None and not _is_known_callback(key, value)) or (
-            key == JAAS and UNSAFE_MODULE.search(value)
-        ):
-            message = f"setting {key} is not allowed: it loads classes into the process; remove it"
-            raise ConfigError(message)
-
-
-def _is_known_callback(key: str, value: str) -> bool:
-    # Databricks relocates its Kafka client to another package.
-    own = value.removeprefix("kafkashaded.")
-    return key == CALLBACKS and own.startswith("org.apache.kafka.common.security.oauthbearer.")
+        # Databricks relocates its Kafka client to another package.
+        if key == CALLBACKS and value.removeprefix("kafkashaded.").startswith(OAUTH_PACKAGE):
+            continue
+        if UNSAFE_KEY.fullmatch(key) is not None or (key == JAAS and UNSAFE_MODULE.search(value)):
+            raise ConfigError(f"setting {key} is not allowed: it loads classes into the process; remove it")
 
 
 def _from_jaas(value: str) -> dict[str, str]:
@@ -218,11 +195,10 @@ def _from_jaas(value: str) -> dict[str, str]:
     if module == "Krb5LoginModule":
         names = {"principal": "sasl.kerberos.principal", "keyTab": "sasl.kerberos.keytab"}
         return {ours: options[theirs] for theirs, ours in names.items() if theirs in options}
-    message = (
-        f"{JAAS} cannot be translated: allowed are {', '.join(KNOWN_MODULES)} with their user and password; "
+    raise ConfigError(
+        f"{JAAS} cannot be translated: expected {', '.join(KNOWN_MODULES)} with their user and password; "
         "correct it, or set librdkafka's own keys (sasl.username, sasl.password)"
     )
-    raise ConfigError(message)
 
 
 def _to_jaas(properties: Mapping[str, str]) -> dict[str, str]:
@@ -247,9 +223,8 @@ def _from_store(key: str, path: str, properties: Mapping[str, str]) -> dict[str,
     if kind == "PKCS12" and not is_trust:
         return {"ssl.keystore.location": path}
     allowed = "PEM" if is_trust else "PEM, PKCS12"
-    message = (
-        f"setting {key} cannot be used by librdkafka: a store of type {kind}, allowed {allowed}; convert it (keytool "
-        "-importkeystore -deststoretype PKCS12 …, then openssl pkcs12 -out store.pem) and set "
+    raise ConfigError(
+        f"setting {key} cannot be used by librdkafka: got a store of type {kind}; expected {allowed}; convert it "
+        "(keytool -importkeystore -deststoretype PKCS12 …, then openssl pkcs12 -out store.pem) and set "
         f"{key.replace('.location', '.type')}=PEM"
     )
-    raise ConfigError(message)

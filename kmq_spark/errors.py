@@ -49,7 +49,6 @@ class WireError(KmqError, ValueError):
     """
 
     def __init__(self, message: str, *, topic: str = "", partition: int = -1, offset: int = -1) -> None:
-        """Store the error text, and topic, partition and offset of the record."""
         super().__init__(message)
         self.topic = topic
         self.partition = partition
@@ -91,7 +90,6 @@ class BatchFailed(KmqError):  # noqa: N818  # programs raise it to `run`; nothin
     """
 
     def __init__(self, failures: Mapping[int, str | BaseException]) -> None:
-        """Store the failures; `run` checks them."""
         super().__init__(f"messages of a batch failed: got {failures!r}; the handler of `run` raises this")
         self.failures = failures
 
@@ -106,7 +104,6 @@ class ClaimLostError(KmqError):
     """
 
     def __init__(self, message: str, *, resource: str, epoch: int) -> None:
-        """Keep which claim is over beside the text."""
         super().__init__(message)
         self.resource = resource
         self.epoch = epoch
@@ -130,7 +127,6 @@ class KafkaClientError(KmqError):
     """
 
     def __init__(self, message: str, *, code: str = "", retriable: bool = False) -> None:
-        """Store the error text, the client's error code and whether a retry may help."""
         super().__init__(message)
         self.code = code
         self.retriable = retriable
@@ -147,6 +143,5 @@ class TransactionError(KafkaClientError):
     """
 
     def __init__(self, message: str, *, code: str = "", retriable: bool = False, nothing_written: bool) -> None:
-        """Store the error, and whether it is certain that nothing was written."""
         super().__init__(message, code=code, retriable=retriable)
         self.nothing_written = nothing_written

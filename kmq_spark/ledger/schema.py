@@ -113,19 +113,15 @@ class Location:
     def __post_init__(self) -> None:
         # The names become parts of SQL text.
         if bool(self.folder) == bool(self.catalog):
-            message = (
-                f"the location of the ledger is ambiguous: got folder {self.folder!r} and catalog {self.catalog!r}, "
-                "exactly one is needed; set [ledger] dir or catalog"
+            raise ConfigError(
+                f"the location of the ledger is ambiguous: got folder {self.folder!r} and catalog {self.catalog!r}; "
+                "expected one of them; set [ledger] dir or catalog"
             )
-            raise ConfigError(message)
-        if "`" in self.folder:
-            message = f"ledger folder is not allowed: got {self.folder!r}, a path without '`'; choose another"
-            raise ConfigError(message)
-        if self.catalog and not _CATALOG_NAME.fullmatch(self.catalog):
-            message = (
-                f"ledger catalog is not allowed: got {self.catalog!r}, catalog.schema of A-Z a-z 0-9 _ -; correct it"
+        if "`" in self.folder or (self.catalog and not _CATALOG_NAME.fullmatch(self.catalog)):
+            raise ConfigError(
+                f"location of the ledger is not allowed: got {str(self)!r}; expected a folder without '`', or "
+                "catalog.schema of A-Z a-z 0-9 _ -; correct [ledger] dir or catalog"
             )
-            raise ConfigError(message)
         if self.folder and not urlparse(self.folder).scheme:
             object.__setattr__(self, "folder", str(Path(self.folder).absolute()))
 

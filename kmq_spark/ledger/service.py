@@ -9,6 +9,7 @@ Rule 2: The ledger never affects the tracker: it has other consumer groups and c
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from kmq_spark.errors import ConfigError, LedgerError
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.ledger.schema import DEAD_LETTERS, MARKERS, MESSAGES, TABLES, Location, location_of
-from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows, topic_options
+from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
 from kmq_spark.ledger.tables import create_tables, exclusive
 from kmq_spark.spark.queries import RestartedQuery, one_line, run_together, text_of
 from kmq_spark.spark.session import local_checkpoint_settings
@@ -55,12 +56,7 @@ Texts in errors of Spark's Kafka source if records were removed before they were
 
 
 class Stream(NamedTuple):
-    """
-    A topic that is written to a table.
-
-    `name` is also that of its folder below the checkpoint folder, `place_columns` contain partition and offset of a
-    record, `owner` separates its rows from those of other queues, and `rows` converts Kafka records to rows.
-    """
+    """A topic that is written to a table; `owner` separates its rows from those of other queues."""
 
     name: str
     table: str
@@ -137,15 +133,22 @@ class LedgerQuery(RestartedQuery):
     def _start(self, checkpoint: str) -> StreamingQuery:
         ledger, kafka, stream = self._settings.ledger, self._settings.kafka, self._stream
         location = location_of(ledger)
-        options = topic_options(
-            stream.topic,
-            bootstrap_servers=kafka.bootstrap_servers,
-            extra=plain(kafka.spark_extra),
-            group_id_prefix=f"{QueueTopics(stream.owner['queue']).consumer_group}.ledger",
-            starting_offsets=next_offsets(self._spark, location, stream),
-            max_records_per_batch=ledger.max_records_per_batch,
-            fail_on_removed=ledger.fail_on_removed,
-        )
+        known = next_offsets(self._spark, location, stream)
+        options = {
+            **{f"kafka.{key}": value for key, value in plain(kafka.spark_extra).items()},
+            "kafka.bootstrap.servers": kafka.bootstrap_servers,
+            "subscribe": stream.topic,
+            "startingOffsets": json.dumps({stream.topic: known}) if known else "earliest",
+            "maxOffsetsPerTrigger": str(ledger.max_records_per_batch),
+            "groupIdPrefix": f"{QueueTopics(stream.owner['queue']).consumer_group}.ledger",
+            # Skip the records of aborted transactions.
+            "kafka.isolation.level": "read_committed",
+            # As in the tracker: otherwise small partitions wait for the 500 ms long poll.
+            "kafka.fetch.max.wait.ms": "10",
+            "kafkaConsumer.pollTimeoutMs": "30000",
+            "failOnDataLoss": str(ledger.fail_on_removed).lower(),
+            "includeHeaders": "true",
+        }
         records = self._spark.readStream.format("kafka").options(**options).load()
         # Each task writes one file per commit; a batch is seldom worth two files.
         rows = stream.rows(records.coalesce(1))

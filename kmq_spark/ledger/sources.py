@@ -8,7 +8,6 @@ Rule 2: Message values stay in Kafka. The ledger stores only their size.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,48 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def topic_options(
-    topic: str,
-    *,
-    bootstrap_servers: str,
-    extra: Mapping[str, str],
-    group_id_prefix: str,
-    starting_offsets: Mapping[int, int],
-    max_records_per_batch: int,
-    fail_on_removed: bool,
-) -> dict[str, str]:
-    """Return the options of Spark's Kafka source; without *starting_offsets* it begins with the first record."""
-    offsets = {topic: {str(partition): offset for partition, offset in starting_offsets.items()}}
-    return {
-        **{f"kafka.{key}": value for key, value in extra.items()},
-        "kafka.bootstrap.servers": bootstrap_servers,
-        "subscribe": topic,
-        "startingOffsets": json.dumps(offsets) if starting_offsets else "earliest",
-        "maxOffsetsPerTrigger": str(max_records_per_batch),
-        "groupIdPrefix": group_id_prefix,
-        # Skip the records of aborted transactions.
-        "kafka.isolation.level": "read_committed",
-        # As in the tracker: otherwise small partitions wait for the 500 ms long poll.
-        "kafka.fetch.max.wait.ms": "10",
-        "kafkaConsumer.pollTimeoutMs": "30000",
-        "failOnDataLoss": str(fail_on_removed).lower(),
-        "includeHeaders": "true",
-    }
-
-
 _FIELDS = (
-    *(
-        "marker_partition",
-        "marker_offset",
-        "appended_at_us",
-        "range_index",
-        "kind",
-        "event",
-        "queue_partition",
-        "first_offset",
-    ),
-    *("message_count", "redeliver_after_ms", "due_at_ms", "delivery_count", "outcome", "reason", "release"),
-    *("never_handed_out", "consumer_id", "error"),
+    *("marker_partition", "marker_offset", "appended_at_us", "range_index", "kind", "event", "queue_partition"),
+    *("first_offset", "message_count", "redeliver_after_ms", "due_at_ms", "delivery_count", "outcome", "reason"),
+    *("release", "never_handed_out", "consumer_id", "error"),
 )
 _KINDS = {**COLUMNS[MARKERS], "appended_at_us": "bigint", "due_at_ms": "bigint"}
 _ARROW_KINDS = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string(), "boolean": pa.bool_()}

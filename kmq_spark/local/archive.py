@@ -12,7 +12,7 @@ parts.
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 import sys
 import tempfile
 import zipfile
@@ -23,51 +23,39 @@ from kmq_spark.local.jars import cache_directory
 
 PACKAGE = Path(__file__).parents[1]
 
-_LEFT_OUT = frozenset({"__pycache__"})
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """A constant file time, so that the bytes are reproducible; the earliest time that a zip file can store."""
 
 
 def package_archive() -> Path:
     """Return the zip file of this package; write it first if it is not in the cache."""
-    contents = _contents()
-    digest = hashlib.sha256(b"".join(_framed(name.encode()) + _framed(data) for name, data in contents.items()))
-    target = cache_directory() / f"{PACKAGE.name}-{digest.hexdigest()[:12]}.zip"
+    data = _zipped()
+    target = cache_directory() / f"{PACKAGE.name}-{hashlib.sha256(data).hexdigest()[:12]}.zip"
     if not target.is_file():
         try:
-            _write(contents, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.stem}-") as folder:
+                file = Path(folder, target.name)
+                file.write_bytes(data)
+                file.chmod(0o644)  # executors may run as another user
+                file.rename(target)
         except OSError as error:
-            message = (
+            raise SetupError(
                 f"cannot write the package for the executors: got {str(target)!r}: {error.strerror}; "
                 "make it writable, or set KMQ_JARS_DIR to another disk"
-            )
-            raise SetupError(message) from error
+            ) from error
     return target
 
 
-def _contents() -> dict[str, bytes]:
-    """Return the contents of all files of the package by their names in the archive, sorted."""
-    files = (file for file in PACKAGE.rglob("*") if file.is_file() and not _LEFT_OUT & set(file.parts))
-    return {str(file.relative_to(PACKAGE.parent)): file.read_bytes() for file in sorted(files)}
-
-
-def _framed(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "big") + data
-
-
-def _write(contents: dict[str, bytes], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-")
-    try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in contents.items():
-                archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
-        # Executors may run as another user.
-        Path(temporary).chmod(0o644)
-        Path(temporary).rename(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _zipped() -> bytes:
+    """Return the bytes of the zip file with all files of the package."""
+    files = [file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(files):
+            name = zipfile.ZipInfo(str(file.relative_to(PACKAGE.parent)), _EPOCH)
+            archive.writestr(name, file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
 
 
 def main() -> int:

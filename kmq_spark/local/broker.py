@@ -95,7 +95,7 @@ class EmbeddedBroker:
         self.port = port or 0
         self._port_is_given = port is not None
         self._extra = dict(extra or {})
-        self._environment = dict(environment or {})
+        self._environment = {**os.environ, **(environment or {})}
         self._supervisor: subprocess.Popen[str] | None = None
         self._pid = 0
         owner = os.getpid()  # a forked child must not remove the data of its parent
@@ -201,11 +201,10 @@ class EmbeddedBroker:
                 probe.bind(("127.0.0.1", self.port))
                 probe.listen()
             except OSError as error:
-                message = (
+                raise SetupError(
                     f"the embedded broker did not start on {self.bootstrap_servers}: {error.strerror}; choose a free "
                     "port, or none to get one"
-                )
-                raise SetupError(message) from error
+                ) from error
 
     def _prepare(self, java: Path, class_path: str) -> None:
         """Write the settings; format the log directory if it is new."""
@@ -226,7 +225,7 @@ class EmbeddedBroker:
     def _format(self, java: Path, class_path: str) -> None:
         """Format the log directory with a new cluster id and this node as the only voter."""
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        jvm = [str(java), *_FORMAT_FLAGS, *self._log_flags(), "-cp", class_path]
+        jvm = [str(java), *_FORMAT_FLAGS, self._log_flag("server"), "-cp", class_path]
         properties = str(self.data_dir / "server.properties")
         # With `=`, because one id in 64 begins with a dash, which would be parsed as an option.
         command = [
@@ -234,7 +233,12 @@ class EmbeddedBroker:
             *(f"--cluster-id={cluster_id}", f"--config={properties}"),
         ]
         done = subprocess.run(
-            command, env=self._java_environment(), capture_output=True, text=True, check=False, timeout=_START_TIMEOUT_S
+            command,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_START_TIMEOUT_S,
         )
         if done.returncode != 0:
             message = f"cannot format {self.data_dir} for the embedded broker: {(done.stdout + done.stderr).strip()}"
@@ -266,7 +270,7 @@ class EmbeddedBroker:
 
     def _launch(self, java: Path, class_path: str, settings: str = "server") -> None:
         """Start the supervisor, which starts the JVM with the settings of this name."""
-        server = [*_JVM_FLAGS, *self._log_flags(settings), "-cp", class_path, "kafka.Kafka"]
+        server = [*_JVM_FLAGS, self._log_flag(settings), "-cp", class_path, "kafka.Kafka"]
         command = [str(java), *server, str(self.data_dir / f"{settings}.properties")]
         remove = str(self.data_dir) if self._is_temporary else ""
         with (self.data_dir / "console.log").open("wb") as console:
@@ -276,11 +280,10 @@ class EmbeddedBroker:
                 stdout=subprocess.PIPE,
                 stderr=console,
                 text=True,
-                env=self._java_environment(),
+                env=self._environment,
                 start_new_session=True,  # Ctrl+C must not reach the broker: clients stop first, the broker last
             )
-        if self._supervisor.stdout is None:  # impossible with PIPE; for the type checker
-            raise AssertionError
+        assert self._supervisor.stdout is not None  # with PIPE
         line = self._supervisor.stdout.readline()
         self._pid = int(line) if line.strip() else 0
 
@@ -328,19 +331,16 @@ class EmbeddedBroker:
         (self.data_dir / "controller.port").unlink()
         shutil.rmtree(self.data_dir / "log")
 
+    def _log_flag(self, settings: str) -> str:
+        """Return the JVM flag for the log settings of this name."""
+        return f"-Dlog4j2.configurationFile={self.data_dir / f'{settings}.log4j2.properties'}"
+
     def _last_words(self) -> str:
         lines: list[str] = []
         for name in _LOG_FILES:
             file = self.data_dir / name
             lines += file.read_text(errors="replace").splitlines()[-_LAST_LINES:] if file.exists() else []
         return "\n".join(lines) or "(none)"
-
-    def _java_environment(self) -> dict[str, str]:
-        return {**os.environ, **self._environment}
-
-    def _log_flags(self, settings: str = "server") -> list[str]:
-        """Return the JVM flags for the log settings of this name."""
-        return [f"-Dlog4j2.configurationFile={self.data_dir / f'{settings}.log4j2.properties'}"]
 
 
 def _remove(directory: Path, owner: int) -> None:

@@ -241,7 +241,7 @@ def _fetch_with_ivy(coordinates: Sequence[str], into: Path, *, log: Path, title:
     homes += [Path.home()] if Path.home().joinpath(".m2", "repository").is_dir() else []
     for home in homes:
         ivy = _start(into, coordinates, _environment(java_home, home), log)
-        if _wait(ivy, into, title=f"{title} jars", total=len(coordinates)):
+        if _wait(ivy, into):
             return jars
     if "No module named 'pyspark'" in log.read_text(errors="replace"):
         message = f"cannot fetch the {title} jars: pyspark is not installed; run pip install 'kmq-spark[spark]'"
@@ -275,36 +275,20 @@ def _start(into: Path, coordinates: Sequence[str], env: dict[str, str], log: Pat
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env)
 
 
-def _wait(ivy: subprocess.Popen[bytes], directory: Path, *, title: str, total: int) -> bool:
-    """Wait until Ivy ends or stalls; return whether it succeeded."""
+def _wait(ivy: subprocess.Popen[bytes], directory: Path) -> bool:
+    """Wait until Ivy ends, or no byte has come for `STALL_LIMIT_S`; return whether it succeeded."""
+    seen, moved_at = -1, time.monotonic()
     try:
-        for fetched in _watch(ivy, directory):
-            _show(f"kmq: fetching {title}: {fetched} of {total}")
+        while ivy.poll() is None and time.monotonic() - moved_at < STALL_LIMIT_S:
+            files = [Path(parent, name) for parent, _, names in os.walk(directory) for name in names]
+            size = sum(file.stat().st_size for file in files if file.exists())
+            if size != seen:
+                seen, moved_at = size, time.monotonic()
+            time.sleep(_POLL_INTERVAL_S)
         return ivy.poll() == 0
     finally:
-        if ivy.poll() is None:
-            ivy.kill()
+        ivy.kill()
         ivy.wait()
-        _show("")
-
-
-def _watch(ivy: subprocess.Popen[bytes], directory: Path) -> Iterator[int]:
-    """Yield the number of jars so far until the process ends or stalls."""
-    seen, moved_at = -1, time.monotonic()
-    while ivy.poll() is None and time.monotonic() - moved_at < STALL_LIMIT_S:
-        files = [Path(parent, name) for parent, _, names in os.walk(directory) for name in names]
-        size = sum(file.stat().st_size for file in files if file.exists())
-        if size != seen:
-            seen, moved_at = size, time.monotonic()
-        yield sum(file.suffix == ".jar" and "cache" in file.parts for file in files)
-        time.sleep(_POLL_INTERVAL_S)
-
-
-def _show(line: str) -> None:
-    """Rewrite the progress line, on a terminal only."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
 
 
 def _run_ivy(ivy_dir: str, coordinates: str) -> None:

@@ -63,13 +63,7 @@ def _put(message: coordination_pb2.Coordination, field: str, value: Any) -> None
 
 
 def decode_record(value: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1) -> Record:
-    """
-    Read the value of a record of the coordination topic; its place is for the error text.
-
-    Raises:
-        MalformedRecordError: The bytes are no record, or a value is out of bounds.
-        UnsupportedVersionError: The version or the type is newer than this build.
-    """
+    """Read the value of a record of the coordination topic; its place is for the error text."""
     try:
         return _record_of(_message_of(value))
     except WireError as error:

@@ -27,11 +27,8 @@ class GroupLog:
     """
     Reader of a group: feed it the records of the group's partition, in the order of their offsets.
 
-    Args:
-        group: Name of the group, the key of its records.
-        topic: Coordination topic, for error texts.
-        partition: The group's partition, for error texts.
-        first_offset: Offset of the first record that is going to be read; 0 = the log is whole.
+    *first_offset* is the offset of the first record that is going to be read; 0 = the log is whole. The topic and the
+    partition are for error texts.
 
     Attributes:
         world: As of the last record; provisional while `is_complete` is False.
@@ -76,10 +73,7 @@ class GroupLog:
         return applied
 
     def accept(self) -> None:
-        """
-        Treat the world as complete: the partition has been read to its end, and no record shows that another process
-        knows more of the group.
-        """
+        """Treat the world as complete: the partition was read to its end, and nobody is known to know more."""
         self.is_complete = True
         self._kept, self._parts = [], {}
 

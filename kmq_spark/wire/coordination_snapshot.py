@@ -72,13 +72,7 @@ def snapshot_parts(world: World, part_bytes: int = MAX_PART_BYTES) -> list[Snaps
 
 
 def decode_world(data: bytes) -> World:
-    """
-    Read a world: all parts of a snapshot, joined.
-
-    Raises:
-        MalformedRecordError: The bytes are no world, or it contradicts itself.
-        UnsupportedVersionError: A newer version wrote it.
-    """
+    """Read a world: all parts of a snapshot, joined."""
     try:
         message: coordination_pb2.World = coordination_pb2.World.FromString(data)
     except DecodeError as error:

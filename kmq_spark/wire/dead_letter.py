@@ -10,10 +10,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import MessageId
-from kmq_spark.wire.headers import death_of, size_of
+from kmq_spark.wire.headers import (
+    ATTEMPTS_MS,
+    DLQ_DELIVERY_COUNT,
+    DLQ_MESSAGE,
+    DLQ_OFFSET,
+    DLQ_PARTITION,
+    DLQ_TOPIC,
+    FIRST_SENT_MS,
+    LOGICAL_QUEUE,
+    ORIGIN,
+    by_name,
+    numbers_of,
+    place_of,
+    read_number,
+    size_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
-    from kmq_spark.wire.headers import Death, Headers
+    from kmq_spark.wire.headers import Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +89,31 @@ def dead_letter_of(
     queue_topic: str,
 ) -> DeadLetter:
     """Build a dead letter from a record of a dead-letter topic."""
-    death = death_of(headers)
+    known = by_name(headers)
+    topic = text_of(known, DLQ_TOPIC)
+    source = MessageId.parse(b"%s:%s" % (known.get(DLQ_PARTITION) or b"", known.get(DLQ_OFFSET) or b""))
+    attempts_ms = tuple(numbers_of(known.get(ATTEMPTS_MS)))
+    problem = ""
+    if not topic:
+        problem = "no dead letter of ours: it does not say which topic it came from"
+    elif topic != queue_topic:
+        problem = f"no message of the queue: it was set aside from {topic}"
+    elif key is None and value is None and not attempts_ms:
+        # The tracker writes the append times of all copies that it read. It read none if the payload was gone, or stays
+        # in the queue topic.
+        problem = "it has no payload: see its reason"
     return DeadLetter(
         partition=partition,
         offset=offset,
-        origin=death.origin or (death.source if death.topic == queue_topic else None),
-        reason=death.reason,
-        delivery_count=death.delivery_count,
-        first_sent_ms=death.first_sent_ms,
-        attempts_ms=death.attempts_ms,
+        origin=place_of(known, ORIGIN) or (source if topic == queue_topic else None),
+        reason=text_of(known, DLQ_MESSAGE),
+        delivery_count=read_number(known.get(DLQ_DELIVERY_COUNT)) or 0,
+        first_sent_ms=read_number(known.get(FIRST_SENT_MS)),
+        attempts_ms=attempts_ms,
         dead_at_ms=dead_at_ms,
-        logical_queue=death.logical_queue,
+        logical_queue=text_of(known, LOGICAL_QUEUE),
         key=key,
         value=value,
         headers=headers,
-        problem=_problem(death, queue_topic, has_payload=key is not None or value is not None),
+        problem=problem,
     )
-
-
-def _problem(death: Death, queue_topic: str, *, has_payload: bool) -> str:
-    if not death.topic:
-        return "no dead letter of ours: it does not say which topic it came from"
-    if death.topic != queue_topic:
-        return f"no message of the queue: it was set aside from {death.topic}"
-    # The tracker writes the append times of all copies that it read. It read none if the payload was gone, or stays in
-    # the queue topic.
-    if not has_payload and not death.attempts_ms:
-        return "it has no payload: see its reason"
-    return ""

@@ -12,7 +12,7 @@ letters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_ERROR_CHARS, MessageId
 
@@ -101,39 +101,6 @@ _ENDS_WITH_DEATH = frozenset(
 """Headers of kmq-spark that a redriven message does not have."""
 
 
-class Death(NamedTuple):
-    """The information in the headers of a dead letter."""
-
-    topic: str
-    """Topic of the copy that was delivered last; empty if the record is not a dead letter of kmq-spark."""
-    source: MessageId | None
-    """Place of that copy."""
-    origin: MessageId | None
-    """Place of the first copy."""
-    reason: str
-    delivery_count: int
-    first_sent_ms: int | None
-    attempts_ms: tuple[int, ...]
-    """Append times of the copies, oldest first; empty if their payload was gone."""
-    logical_queue: str
-
-
-def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
-    """Read the headers of any record of a dead-letter topic."""
-    known = by_name(headers)
-    source = b"%s:%s" % (known.get(DLQ_PARTITION) or b"", known.get(DLQ_OFFSET) or b"")
-    return Death(
-        topic=text_of(known, DLQ_TOPIC),
-        source=MessageId.parse(source),
-        origin=place_of(known, ORIGIN),
-        reason=text_of(known, DLQ_MESSAGE),
-        delivery_count=read_number(known.get(DLQ_DELIVERY_COUNT)) or 0,
-        first_sent_ms=read_number(known.get(FIRST_SENT_MS)),
-        attempts_ms=tuple(_numbers(known.get(ATTEMPTS_MS))),
-        logical_queue=text_of(known, LOGICAL_QUEUE),
-    )
-
-
 def size_of(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]] | None) -> int:
     """Return the size of a message: the bytes of its key, value and headers."""
     return len(key or b"") + len(value or b"") + header_bytes(headers)
@@ -208,24 +175,14 @@ def redelivery_headers(
     last_error: str = "",
 ) -> Headers:
     """
-    Return the headers of the next copy of a message, from those of the copy that was delivered last.
+    Return the headers of the next copy of a message, from headers, place and append time (negative if unknown) of the
+    copy that was delivered last.
 
     Headers of other programs are unchanged, then come those of kmq-spark. Origin and first-sent time are set once and
     then kept. Delay headers are removed because the delay is over. Exception: `NOT_BEFORE_MS` is kept if
     *decided_at_ms* (append time of the TICK) has not reached it, because the broker's clock was set back while the
-    message waited.
-
-    Args:
-        headers: Headers of that copy.
-        delivery_count: Number of deliveries so far, including that one.
-        queue_partition: Queue partition of that copy.
-        message_offset: Message offset of that copy.
-        sent_at_ms: Append time of that copy; negative if unknown.
-        is_silent: Whether the lease of that delivery ran out without a release.
-        subscription: Subscription that the copy is intended for; empty does not change the header.
-        max_deliveries: The queue's delivery limit, 0 for none; written if a delivery of the message was silent.
-        decided_at_ms: Append time of the TICK that decided.
-        last_error: Exception text of that delivery; empty does not change the header.
+    message waited. *max_deliveries*, the queue's limit, is written if a delivery was silent. An empty *subscription* or
+    *last_error* does not change its header.
     """
     given = list(headers or ())
     known = by_name(given)
@@ -352,7 +309,7 @@ def _add_history(
     first_sent = b"%d" % first_sent_ms if first_sent_ms is not None else sent_at
     if first_sent:
         ours[FIRST_SENT_MS] = first_sent
-    attempts = [b"%d" % each for each in _numbers(known[ATTEMPTS_MS])] if ATTEMPTS_MS in known else []
+    attempts = [b"%d" % each for each in numbers_of(known[ATTEMPTS_MS])] if ATTEMPTS_MS in known else []
     if sent_at:
         attempts.append(sent_at)
     if attempts:
@@ -375,7 +332,8 @@ def read_number(value: bytes | None) -> int | None:
     return int(value) if value is not None and len(value) <= _MAX_DIGITS and value.isdigit() else None
 
 
-def _numbers(value: bytes | None) -> list[int]:
+def numbers_of(value: bytes | None) -> list[int]:
+    """Return the numbers in a header value, comma-separated; those that cannot be read are left out."""
     parts = (value or b"")[: (_MAX_DIGITS + 1) * MAX_ATTEMPTS_KEPT].split(b",")
     return [number for part in parts if (number := read_number(part)) is not None]
 

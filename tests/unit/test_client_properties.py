@@ -93,7 +93,7 @@ def test_java_to_librdkafka_and_back_keeps_user_and_password() -> None:
         ("config.providers", "file", "it loads classes"),
         ("sasl.jaas.config", "com.sun.security.auth.module.JndiLoginModule required;", "it loads classes"),
         ("sasl.jaas.config", f"my.Module required password={SECRET};", "cannot be translated"),
-        ("ssl.keystore.location", "/me.jks", "a store of type JKS, allowed PEM, PKCS12; convert it"),
+        ("ssl.keystore.location", "/me.jks", "a store of type JKS; expected PEM, PKCS12; convert it"),
     ],
 )
 def test_what_cannot_be_translated_is_refused_without_its_value(key: str, value: str, message: str) -> None:

@@ -58,14 +58,7 @@ def test_once_file_lets_a_restarted_process_live(tmp_path: Path) -> None:
     assert [run(**environment).returncode for _ in range(2)] == [EXIT_CODE, 0]
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("tracker.comitted", "did you mean 'tracker.committed'?"),
-        ("tracker.committed:0", "a number from 1 on"),
-    ],
-)
-def test_wrong_value_is_refused_with_what_to_do(value: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as found:
+@pytest.mark.parametrize("value", ["nonsense", "tracker.committed:0", "tracker.committed:x"])
+def test_wrong_value_is_refused_with_what_to_do(value: str) -> None:
+    with pytest.raises(ConfigError, match=f"got '{value}' in KMQ_FAILPOINT; expected `name` or `name:nth`"):
         _armed({VARIABLE: value})
-    assert expected in str(found.value)

@@ -252,7 +252,7 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
         ledger.connect(str(tmp_path / "theirs"))
     with pytest.raises(ConfigError, match="location of the ledger is ambiguous"):
         Location("a", "b")
-    with pytest.raises(ConfigError, match="ledger catalog is not allowed"):
+    with pytest.raises(ConfigError, match="location of the ledger is not allowed"):
         Location(catalog="main.kmq`; DROP")
 
 
