@@ -1,8 +1,8 @@
 """
-A claim that this process holds: the right to act on a resource, until it is over.
+A claim: this process has the right to act on a resource until the claim ends.
 
-Rule 1: a claim that was over once stays over, even if the log renews it later: callers have acted on its end.
-Rule 2: `check` takes no lock while the claim stands; it may be called before every write.
+Rule 1: a claim that has ended stays ended, even if the log renews it later: callers have acted on its end.
+Rule 2: `check` takes no lock while the claim is held, so it may be called before every write.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Claim:
     A resource that this process holds; `Coordinator.claim` returns it.
 
     Attributes:
-        resource: Its name.
-        epoch: Fencing token: hand it to whatever you write to, and refuse older ones there.
-        position: Next one to process, as the holder before left it or `commit` has set it; None where there is none.
+        resource: Name of the resource.
+        epoch: Fencing token: pass it to every system that you write to, and reject older ones there.
+        position: Next offset to process, as set by `commit` or by the previous holder; None if none was set.
     """
 
     __slots__ = ("_end", "_session", "epoch", "position", "resource")
@@ -39,21 +39,21 @@ class Claim:
         self.resource, self.epoch, self.position = resource, epoch, position
 
     def __repr__(self) -> str:
-        """Name resource and epoch."""
+        """Return resource and epoch."""
         return f"Claim({self.resource!r}, epoch={self.epoch})"
 
     @property
     def is_held(self) -> bool:
-        """Whether the hold lasts now; a moment later it may be over."""
+        """Whether the claim is held now; it may end a moment later."""
         return not self._end and not self._session.is_over(self)
 
     def check(self) -> None:
         """
-        Return while the hold lasts.
+        Check that the claim is held.
 
         Raises:
-            ClaimLostError: It is over: the resource was released, another member may hold it, or no renewal has been
-                read back from the log for T. Stop what you do with the resource.
+            ClaimLostError: The claim has ended: it was released, another member may hold the resource, or no renewal
+                was read back from the log for T. Stop using the resource.
         """
         if not self.is_held:
             message = f"claim of {self.resource!r} is over (epoch {self.epoch}): {self._end}; stop working on it"
@@ -61,21 +61,21 @@ class Claim:
 
     def commit(self, position: int, *, timeout: float | timedelta = 0.0) -> None:
         """
-        Set the position; it goes with the next heartbeat, or at once.
+        Set the position; it is sent with the next heartbeat.
 
         Args:
-            position: Next one to process. Not below the one that stands.
-            timeout: Above 0: send it now, and wait at most so long until it is read back; seconds or a timedelta.
+            position: Next offset to process, not below the current position.
+            timeout: If above 0, send the position now and wait until it is read back; seconds or a timedelta.
 
         Raises:
-            ClaimLostError: The hold is over, or was over before the position was read back.
-            KafkaClientError: The position was not read back in time; it may stand or not.
-            UsageError: The position is below the one that stands.
+            ClaimLostError: The claim has ended, possibly before the position was read back.
+            KafkaClientError: The position was not read back in time; it may or may not be set.
+            UsageError: The position is below the current one.
         """
         self.check()
         if self.position is not None and position < self.position:
             message = (
-                f"position of {self.resource!r} goes back: got {position!r}; expected {self.position} or more; "
+                f"position of {self.resource!r} would go back: got {position!r}; expected {self.position} or more; "
                 "pause the group to set it back"
             )
             raise UsageError(message)
@@ -86,18 +86,18 @@ class Claim:
 
     def claim_messages(self, end: int, *, timeout: float | timedelta = 30.0) -> None:
         """
-        Claim the messages from the position up to an end, for at most once; hand them out after this has returned.
+        Claim the messages from the position up to an end, for at-most-once delivery. Process them after this returns.
 
-        Two records, each read back: CLAIM_MESSAGES up to the end, then a HEARTBEAT with the end as the position. After
-        a crash anywhere the next holder begins at the end, or, where nothing was handed out, at the position before.
+        It writes two records and reads each back: CLAIM_MESSAGES up to the end, then a HEARTBEAT with the end as the
+        position. After a crash, the next holder begins at the end, or at the old position if nothing was processed.
 
         Args:
-            end: Next one behind the messages.
-            timeout: Longest time for both, seconds or a timedelta.
+            end: Offset after the last message.
+            timeout: Maximum time for both records, seconds or a timedelta.
 
         Raises:
-            ClaimLostError: The hold is over; hand out none of the messages.
-            KafkaClientError: They were not read back in time; hand out none of the messages.
+            ClaimLostError: The claim has ended; process none of the messages.
+            KafkaClientError: A record was not read back in time; process none of the messages.
         """
         wait_s = milliseconds("timeout", timeout) / 1000
         until_s = time.monotonic() + wait_s
@@ -109,24 +109,24 @@ class Claim:
 
     def release(self, position: int | None = None) -> None:
         """
-        Give the resource up. The claim is over at once, before the record is written.
+        Release the resource. The claim ends at once, before the record is written.
 
         Args:
-            position: Where the next holder begins; None: where `commit` has set it.
+            position: Where the next holder begins; by default the position set by `commit`.
         """
         self._session.release(self, self.position if position is None else position)
 
     def end(self, reason: str) -> bool:
-        """Note that the claim is over; return whether it was not over before. For the session."""
+        """End the claim (for the session); return False if it had ended before."""
         if self._end:
             return False
         self._end = reason
         return True
 
     def _confirm(self, applied: Applied, what: str) -> None:
-        """Raise where a record about this claim was refused, or where the claim is over meanwhile."""
+        """Raise an error if the record changed nothing or the claim has ended meanwhile."""
         self.check()
-        # The claim may stand all the same: the group is paused, or the position would go back.
+        # The claim itself may still be held: the group is paused, or the position would go back.
         if applied.ignored:
             message = f"{what} of {self.resource!r} changed nothing: {applied.ignored[0]}; stop working on it"
             raise ClaimLostError(message, resource=self.resource, epoch=self.epoch)

@@ -1,8 +1,8 @@
 """
-Join a group, claim what one member at a time may hold, and spread tasks: the client of the coordination topic.
+The client of the coordination topic: join a group, claim resources, share tasks.
 
-Rule 1: whatever this process believes, the log decides: a call returns when its record was read back.
-Rule 2: a process that was forked from this one holds nothing, and cannot use the coordinator.
+Rule 1: the log decides: a call returns after its record was read back.
+Rule 2: a forked child process holds nothing and cannot use the coordinator.
 
 Source: Marshal's `Marshaler` and `Consumer`; its options are named in docs/coordination.md.
 """
@@ -57,17 +57,17 @@ _STOP_S = 5.0
 @dataclass(frozen=True, slots=True)
 class GroupView:
     """
-    A group as of the last record that was read; the value does not change.
+    An immutable view of a group as of the last record that was read.
 
     Attributes:
-        next_offset: Offset behind that record.
-        generation: Offset of the record that last changed the members; -1 = none.
-        leader: Client id of the leader, empty where there is no member.
-        heartbeat: T, seconds; 0 where no member has joined yet.
-        clock_ms: The group's clock, by which members are seen.
-        paused_until_ms: End of the pause, epoch milliseconds, broker clock; 0 = not paused.
+        next_offset: Offset after that record.
+        generation: Offset of the record that last changed the members; -1 before the first.
+        leader: Client id of the leader; empty if there is no member.
+        heartbeat: T, seconds; 0 before the first JOIN.
+        clock_ms: The group's clock, used for `Member.seen_ms`.
+        paused_until_ms: End of the pause, epoch milliseconds, broker clock; 0 if there is none.
         members: By client id.
-        resources: Those that are held or have a position, by name.
+        resources: Resources that are held or have a position, by name.
         tasks: By name.
     """
 
@@ -82,13 +82,13 @@ class GroupView:
     tasks: Mapping[str, Task]
 
     def holder(self, resource: str) -> str:
-        """Return the client id of the holder of a resource or task, empty where it is free."""
+        """Return the client id of the holder of a resource or task; empty if it is free."""
         known = self.resources.get(resource)
         return "" if known is None else known.holder
 
 
 def view_of(world: World) -> GroupView:
-    """Return a world as it is now."""
+    """Return an immutable copy of a world."""
     return GroupView(
         world.next_offset,
         world.generation,
@@ -109,17 +109,18 @@ class Coordinator:
     Args:
         group: Name of the group, 1 to 200 of `A-Z a-z 0-9 . _ -`.
         bootstrap_servers: Comma-separated `host:port`.
-        client_id: Name of the member; empty for a random one. With a name that is stable over restarts it finds its
-            claims again. No two processes of a group may use one at a time.
-        heartbeat: T: a hold ends T after its last renewal, and others may claim after 2T. 0.1 to 60 seconds, or a
-            timedelta. The first member of an empty group decides; later ones adopt it.
-        metadata: Free bytes that other members see, at most 4,096.
-        fast_reclaim: Your promise that no other process uses *client_id* any more: take its claims over at once.
-        assign: How tasks are spread while this member leads; use the same function in all members.
-        on_change: Called with the effects of each batch of records, in a thread of its own: a slow call delays the
-            next one, and neither a heartbeat nor a call of the coordinator.
+        client_id: Name of the member; by default a random one. If the name is the same after a restart, the member can
+            reclaim its claims. Two processes of a group must not use the same name at the same time.
+        heartbeat: T, 0.1 to 60 seconds or a timedelta: a claim ends T after its last renewal, and others may claim the
+            resource after 2T. The first member of an empty group sets T for the group.
+        metadata: Any bytes that other members can read, at most 4,096.
+        fast_reclaim: Take over the claims of the previous process with this *client_id* at once. Set it only if that
+            process no longer runs.
+        assign: Function that assigns tasks while this member is the leader; use the same one in all members.
+        on_change: Called in a separate thread with the effects of each batch of records. A slow call delays only the
+            next one.
         topic: The coordination topic.
-        timeout: Bound on each call to the broker while joining, seconds or a timedelta.
+        timeout: Timeout of each request to the broker while joining, seconds or a timedelta.
         extra: librdkafka settings.
 
     Raises:
@@ -168,7 +169,7 @@ class Coordinator:
         self._changes: queue.SimpleQueue[list[Effect] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
 
-    # Coming and going.
+    # Join and leave.
 
     def __enter__(self) -> Self:
         """Join."""
@@ -186,13 +187,13 @@ class Coordinator:
         Become a member of the group.
 
         Args:
-            timeout: Longest time, seconds or a timedelta. While another instance of the client id is a member, the
-                join is tried again until then.
+            timeout: Maximum time, seconds or a timedelta. While another instance of the client id is a member, the join
+                is repeated until then.
 
         Raises:
-            TopicError: The topic does not exist, or does not fit.
-            UsageError: The client id is used by another instance, or this coordinator was used before.
-            KafkaClientError: The broker cannot be reached, or the group's world cannot be known.
+            TopicError: The topic does not exist, or is not set up correctly.
+            UsageError: Another instance uses the client id, or this coordinator was used before.
+            KafkaClientError: The broker cannot be reached, or the state of the group is unknown.
         """
         until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
         session = self._begin(until_s)
@@ -204,10 +205,10 @@ class Coordinator:
 
     def watch(self, timeout: float | timedelta = 30.0) -> None:
         """
-        Follow the group without being a member: to look, to pause it, to set positions, to add tasks.
+        Read the group without joining it: to inspect or pause it, set positions, or add tasks.
 
         Args:
-            timeout: Longest time, seconds or a timedelta.
+            timeout: Maximum time, seconds or a timedelta.
 
         Raises:
             KmqError: As `join`.
@@ -216,11 +217,11 @@ class Coordinator:
 
     def close(self, *, leave: bool = True) -> None:
         """
-        Stop. Every claim is over before anything else is done; a second call does nothing.
+        Stop. First of all, every claim ends. A second call does nothing.
 
         Args:
-            leave: Whether to release the claims and leave the group. False: others wait for 2T, and a process that
-                starts with the same client id and `fast_reclaim` before that takes the claims over.
+            leave: Whether to release the claims and leave the group. If False, the claims stay until 2T have passed; a
+                process that starts before with the same client id and `fast_reclaim` takes them over.
         """
         session, channel, thread, caller = self._session, self._channel, self._thread, self._caller
         self._session = self._channel = self._thread = self._caller = None
@@ -247,16 +248,16 @@ class Coordinator:
         Claim a resource.
 
         Args:
-            resource: Its name, 1 to 255 characters; for a task, this member must be assigned to it.
-            timeout: How long to wait while another member holds it, or the group is paused; seconds or a timedelta.
+            resource: Name of the resource, 1 to 255 characters. A task must be assigned to this member.
+            timeout: How long to wait while another member holds it or the group is paused; seconds or a timedelta.
 
         Returns:
-            The claim, or None where it was not granted in time. A claim that this process has already is returned.
+            The claim, also if this process already had it; None if it was not granted in time.
 
         Raises:
             MalformedRecordError: The name is out of bounds.
-            KafkaClientError: The record was not read back.
-            KmqError: The session is over.
+            KafkaClientError: The record was not read back in time.
+            KmqError: The session has ended.
         """
         session = self._joined()
         until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
@@ -280,7 +281,7 @@ class Coordinator:
 
     @property
     def claims(self) -> dict[str, Claim]:
-        """What this process holds, by resource; after a fast reclaim, what it took over."""
+        """The claims of this process by resource, including those of a fast reclaim."""
         session = self._joined()
         with session.changed:
             return dict(session.claims)
@@ -288,30 +289,30 @@ class Coordinator:
     # Tasks.
 
     def add_task(self, task: str, payload: bytes = b"") -> None:
-        """Add a task, or change its payload; the leader assigns it."""
+        """Add a task, or change its payload. The leader assigns it to a member."""
         self._write(RecordType.ADD_TASK, resource=task, payload=payload)
 
     def remove_task(self, task: str) -> None:
-        """Remove a task; its holder sees it and releases."""
+        """Remove a task. Its holder notices this and releases it."""
         self._write(RecordType.REMOVE_TASK, resource=task)
 
     def drain(self, client_id: str = "") -> None:
-        """Assign no more tasks to a member (default: this one); the leader gives those it has to others."""
+        """Assign no more tasks to a member (default: this one). The leader moves its tasks to others."""
         self._write(RecordType.DRAIN, member=client_id or self.client_id)
 
     @property
     def assigned(self) -> dict[str, bytes]:
-        """The tasks that this member is to run, with their payloads; `claim` each before you run it."""
+        """The tasks that are assigned to this member, with their payloads. Claim a task before you run it."""
         session = self._joined()
         with session.changed:
             return {
                 name: task.payload for name, task in session.world.tasks.items() if task.client_id == self.client_id
             }
 
-    # The operator.
+    # Operation.
 
     def pause(self, duration: float | timedelta) -> None:
-        """Pause the group for at most so long, seconds or a timedelta: no claim is granted and none renewed."""
+        """Pause the group for at most *duration* (seconds or a timedelta): claims are neither granted nor renewed."""
         self._write(RecordType.PAUSE_GROUP, duration_ms=milliseconds("duration", duration, 1, MAX_PAUSE_MS))
 
     def resume(self) -> None:
@@ -319,25 +320,25 @@ class Coordinator:
         self._write(RecordType.RESUME_GROUP)
 
     def set_position(self, resource: str, position: int | None) -> None:
-        """Set the position of a resource, or forget it (None); the group must be paused, and nothing held any more."""
+        """Set the position of a resource, or remove it (None). The group must be paused, and no resource held."""
         self._write(RecordType.SET_POSITION, resource=resource, position=position)
 
     def view(self) -> GroupView:
-        """Return the group as it is now: members, resources, tasks, leader, generation."""
+        """Return the current members, resources, tasks, leader and generation."""
         session = self._joined()
         with session.changed:
             return view_of(session.world)
 
     def wait_for(self, condition: Callable[[GroupView], bool], timeout: float | timedelta) -> bool:
         """
-        Wait until the group is as wanted.
+        Wait until a condition holds.
 
         Args:
             condition: Called with `view()` after each batch of records.
-            timeout: Longest time, seconds or a timedelta.
+            timeout: Maximum time, seconds or a timedelta.
 
         Returns:
-            Whether it is.
+            Whether the condition holds.
         """
         session = self._joined()
         wait_s = milliseconds("timeout", timeout) / 1000
@@ -349,28 +350,28 @@ class Coordinator:
 
     @property
     def failure(self) -> KmqError | None:
-        """Why the session is over; None while it lasts."""
+        """Why the session has ended; None if it has not."""
         session = self._session
         return None if session is None else session.failure
 
-    # Within.
+    # Internal.
 
     def _joined(self) -> Session:
         if self._session is None:
-            message = f"group {self.group!r} was not joined: got a call before join, or after close; call join first"
+            message = f"group {self.group!r} is not joined: got a call before join or after close; call join first"
             raise UsageError(message)
         self._session.check_process()
         return self._session
 
     def _write(self, kind: RecordType, **fields: Any) -> None:
-        """Write a record and wait for it; raise where it changed nothing."""
+        """Write a record and wait until it is read back; raise a `UsageError` if it changed nothing."""
         applied = self._joined().ask(kind, _ANSWER_S, **fields)
         if applied.ignored:
             message = f"{kind.name} changed nothing in group {self.group!r}: {applied.ignored[0]}; {_ADVICE[kind]}"
             raise UsageError(message)
 
     def _begin(self, until_s: float) -> Session:
-        """Read the group's world, and start the threads."""
+        """Read the state of the group, and start the threads."""
         if self._session is not None or self._stopping.is_set():
             message = f"coordinator of group {self.group!r} was used before: got a second join; make a new one"
             raise UsageError(message)
@@ -419,7 +420,7 @@ class Coordinator:
                 reason = applied.ignored[0]
                 message = (
                     f"cannot join group {self.group!r} as {self.client_id!r}: {reason}; use one client id for each "
-                    "process, or fast_reclaim=True where the other one is gone"
+                    "process, or fast_reclaim=True if the other one no longer runs"
                 )
                 raise UsageError(message)
             with session.changed:

@@ -1,7 +1,7 @@
 """
-What a record of a coordination group led to: the changes of the world, and the reasons why something changed nothing.
+The effects of a record of a coordination group: what it changed, or why it changed nothing.
 
-Rule 1: the values do not change between versions: error texts contain them, and users search for those.
+Rule 1: the values do not change between versions: error texts contain them, and users search for them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 
 class Change(StrEnum):
-    """What a record, or the time that passed before it, changed."""
+    """What changed because of a record, or of the time that passed before it."""
 
     JOINED = "joined"
     UPDATED = "updated"
-    """Metadata of a member."""
+    """The metadata of a member."""
     REPLACED = "replaced"
     """The instance of a member, by fast reclaim."""
     LEFT = "left"
@@ -43,14 +43,14 @@ class Ignored(StrEnum):
     REPEATED = "repeated"
     """It was applied before."""
     UNREADABLE = "unreadable"
-    """It is no record, or a value is out of bounds. Given by the reader of the log."""
+    """The bytes are not a record, or a value is out of bounds; the reader of the log sets this."""
     UNSUPPORTED = "unsupported"
-    """A newer version wrote it. Given by the reader of the log."""
+    """A newer version wrote it; the reader of the log sets this."""
     UNKNOWN_MEMBER = "unknown_member"
     OTHER_INSTANCE = "other_instance"
-    """Its client id belongs to another instance now."""
+    """Another instance has taken over the client id."""
     CLIENT_ID_IN_USE = "client_id_in_use"
-    """JOIN under a client id whose other instance is not stale, without fast reclaim."""
+    """JOIN without fast reclaim while another instance of the client id is a member."""
     GROUP_PAUSED = "group_paused"
     NOT_PAUSED = "not_paused"
     STILL_HELD = "still_held"
@@ -60,9 +60,9 @@ class Ignored(StrEnum):
     OLD_EPOCH = "old_epoch"
     FUTURE_EPOCH = "future_epoch"
     POSITION_BACK = "position_back"
-    """A position before the one that stands."""
+    """The position is below the current one."""
     NOT_ASSIGNED = "not_assigned"
-    """CLAIM of a task that another member, or none, is assigned to."""
+    """CLAIM of a task that is not assigned to this member."""
     NOT_LEADER = "not_leader"
     OLD_GENERATION = "old_generation"
     FUTURE_GENERATION = "future_generation"
@@ -75,7 +75,7 @@ class Ignored(StrEnum):
 
 
 class Effect(NamedTuple):
-    """One change: of a member, of a resource or task, of a claim with its epoch; empty and -1 where it is of none."""
+    """One change, with the member, the resource or task and the epoch of the claim that it concerns, if any."""
 
     change: Change
     client_id: str = ""
@@ -84,7 +84,7 @@ class Effect(NamedTuple):
 
 
 class Applied:
-    """What a record led to."""
+    """The effects of one record."""
 
     __slots__ = ("effects", "ignored", "refreshed")
 
@@ -92,7 +92,7 @@ class Applied:
         self.effects: list[Effect] = []
         self.ignored: list[Ignored] = []
         self.refreshed = False
-        """Whether the record renewed every claim of its writer."""
+        """Whether the record renewed all claims of its writer."""
 
     def note(self, change: Change, client_id: str = "", resource: str = "", epoch: int = -1) -> None:
         """Add a change."""

@@ -2,14 +2,14 @@
 Apply the records of a coordination group to its world.
 
 Rule 1: every change depends on the record, its offset and its append time, and on nothing else.
-Rule 2: before each record of the partition, whatever its group, claims that were not renewed for 2T lapse and members
+Rule 2: before each record of the partition, of whatever group, claims that were not renewed for 2T lapse and members
 without a heartbeat for 2T are dropped, oldest first.
-Rule 3: no member is trusted: a record that does not meet its needs (docs/coordination.md, effects) changes nothing, and
-is reported with its reason.
+Rule 3: members are not trusted: a record that does not meet its conditions (docs/coordination.md, effects) changes
+nothing, and the reason is reported.
 
-The group's clock moves from record to record by the difference of their append times, at least by 0 and at most by
-T/2. A broker's clock that is set back, or a new leader whose clock is behind, cannot stop it; one that jumps ahead
-cannot make every member stale at once. Live members write several records within T, so that a longer gap is silence.
+From record to record, the group's clock moves by the difference of their append times, but by 0 to T/2 only. So a
+broker's clock that is set back cannot stop it, and one that jumps ahead cannot make all members stale at once. Live
+members write several records within T.
 
 Source: Marshal `rationalizer.go`; there, staleness is judged by the clock of each host.
 """
@@ -37,10 +37,10 @@ def apply(world: World, offset: int, append_time_ms: int, record: Record | None)
     Apply one record of the group's partition.
 
     Args:
-        world: Changed in place; it takes microseconds that way, however large it is.
-        offset: Offset of the record. One below `world.next_offset` was applied before, and is ignored.
-        append_time_ms: Epoch milliseconds, broker clock; a negative one says nothing of the time.
-        record: None for one of another group, or one that is unreadable: time passes all the same.
+        world: Changed in place, which takes microseconds for a world of any size.
+        offset: Offset of the record. A record below `world.next_offset` was applied before and is ignored.
+        append_time_ms: Epoch milliseconds, broker clock; negative if unknown.
+        record: None for an unreadable record, or one of another group: it only moves the clock.
     """
     applied = Applied()
     if offset < world.next_offset:
@@ -58,7 +58,7 @@ def apply(world: World, offset: int, append_time_ms: int, record: Record | None)
 
 
 def _pass_time(world: World, append_time_ms: int, applied: Applied) -> None:
-    """Move the group's clock, and end a pause that is over."""
+    """Move the group's clock, and end the pause if its time is over."""
     if world.last_append_ms >= 0:
         world.clock_ms += min(max(0, append_time_ms - world.last_append_ms), world.longest_step_ms)
     world.last_append_ms = append_time_ms
@@ -69,8 +69,8 @@ def _pass_time(world: World, append_time_ms: int, applied: Applied) -> None:
 
 
 def _expire(world: World, offset: int, applied: Applied) -> None:
-    """End the claims and drop the members that are stale, oldest first."""
-    # Both dictionaries are in the order of their times: the first entry decides whether anything is to be done.
+    """End the claims of stale members and drop these members, oldest first."""
+    # Both dictionaries are ordered by time, so usually only the first entry is looked at.
     stale_before_ms = world.clock_ms - world.stale_after_ms
     lapsed, dropped = [], []
     for client_id in world.held:
@@ -95,7 +95,7 @@ def _free_all(world: World, client_id: str, change: Change, applied: Applied) ->
 
 
 def _free(world: World, client_id: str, name: str, change: Change, applied: Applied) -> None:
-    """End a claim; the position stands, and a resource without one is forgotten."""
+    """End a claim. The position is kept; a resource without a position is removed."""
     _, epoch, position, _ = world.resources[name]
     applied.note(change, client_id, name, epoch)
     if position is None:
@@ -109,7 +109,7 @@ def _free(world: World, client_id: str, name: str, change: Change, applied: Appl
 
 
 def _remove(world: World, client_id: str, change: Change, applied: Applied) -> None:
-    """Take a member that holds nothing out of the world."""
+    """Remove a member that holds nothing."""
     del world.members[client_id]
     applied.note(change, client_id)
     for name in sorted(name for name, task in world.tasks.items() if task.client_id == client_id):
@@ -118,7 +118,7 @@ def _remove(world: World, client_id: str, change: Change, applied: Applied) -> N
 
 
 def _refresh(world: World, member: Member, applied: Applied) -> None:
-    """Count a heartbeat of a member; while the group is paused, it renews no claim."""
+    """Apply a heartbeat of a member. It renews the member's claims unless the group is paused."""
     client_id, instance, joined_at, metadata, is_draining, _, renewed_ms = member
     if not world.is_paused:
         renewed_ms = world.clock_ms
@@ -131,7 +131,7 @@ def _refresh(world: World, member: Member, applied: Applied) -> None:
 
 
 def _fault_of_writer(world: World, record: Record) -> Ignored | None:
-    """Return why a record of this writer changes nothing, None where its writer is a member."""
+    """Return why the writer may not write this record; None if it is a member."""
     member = world.members.get(record.client_id)
     if member is None:
         return Ignored.UNKNOWN_MEMBER
@@ -139,7 +139,7 @@ def _fault_of_writer(world: World, record: Record) -> Ignored | None:
 
 
 def _fault_of_claim(resource: Resource | None, client_id: str, epoch: int) -> Ignored | None:
-    """Return why a member may not act on a resource under an epoch, None where it may."""
+    """Return why a member does not hold a resource under this epoch; None if it does."""
     if resource is None or resource.holder != client_id:
         return Ignored.NOT_HOLDER
     if epoch != resource.epoch:
@@ -180,7 +180,7 @@ def _join(world: World, offset: int, record: Record, applied: Applied) -> Ignore
 
 
 def _take_over(world: World, offset: int, client_id: str, applied: Applied) -> None:
-    """Give the claims of an instance to its successor, under new epochs; while the group is paused, release them."""
+    """Move the claims of an instance to its successor, with new epochs; in a pause, release them instead."""
     if world.is_paused:
         _free_all(world, client_id, Change.RELEASED, applied)
         return
@@ -195,7 +195,7 @@ def _heartbeat(world: World, _: int, record: Record, applied: Applied) -> Ignore
     client_id, resources = record.client_id, world.resources
     _refresh(world, world.members[client_id], applied)
     for name, epoch, position in record.positions:
-        # Without a call for each position: a heartbeat is the most frequent record by far.
+        # No function call per position: heartbeats are by far the most frequent records.
         holder, held_epoch, before, claimed_to = resources.get(name, _FREE)
         if holder != client_id or epoch != held_epoch:
             applied.ignored.append(_fault_of_claim(resources.get(name), client_id, epoch) or Ignored.NOT_HOLDER)
@@ -320,7 +320,7 @@ def _drain(world: World, offset: int, record: Record, applied: Applied) -> Ignor
     if member is None:
         return Ignored.UNKNOWN_MEMBER
     world.members[record.member] = member._replace(is_draining=True)
-    # Assignments that were made without knowing it are void.
+    # This invalidates assignments that were made before the drain was known.
     world.generation = offset
     applied.note(Change.DRAINING, record.member)
     return None
@@ -359,7 +359,7 @@ def _assign_one(world: World, name: str, client_id: str, applied: Applied) -> Ig
 
 
 def _snapshot(world: World, offset: int, record: Record, applied: Applied) -> Ignored | None:
-    # A group without members outlives retention as well: then anyone may write the snapshot.
+    # Retention must not remove a group without members either: then anyone may write the snapshot.
     if world.members and (fault := _fault_of_writer(world, record)) is not None:
         return fault
     part = record.snapshot

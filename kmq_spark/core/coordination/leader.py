@@ -1,8 +1,8 @@
 """
-What the leader of a group does: spread the tasks over the members, and write snapshots.
+The duties of a group's leader: assign tasks to members, and write snapshots.
 
-Rule 1: no clock and no log here: a session asks what is due, and writes it.
-Rule 2: an assignment depends on the world alone, so two leaders with the same world assign the same.
+Rule 1: no clock and no log here: the session asks what is due and writes it.
+Rule 2: an assignment depends on the world only, so two leaders with the same world make the same assignment.
 
 Source: KIP-54, sticky assignment.
 """
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from kmq_spark.core.coordination.world import World
 
     Assign = Callable[[Sequence[str], Sequence["Candidate"], Mapping[str, str]], Mapping[str, str]]
-    """From tasks, members, and the present task-to-member assignment to the wanted one."""
+    """A function of tasks, members and the current task-to-member assignment that returns the new assignment."""
 
 ASSIGNMENTS_AT_ONCE = 900
-"""Assignments in one record: with the longest names it stays below the largest record."""
+"""Assignments in one record. Even with the longest names, the record is not too large."""
 
 SNAPSHOT_EVERY_RECORDS = 5_000
-"""Records of the partition after which the leader writes a snapshot, whatever the time."""
+"""Number of records after which the leader writes a snapshot, however little time has passed."""
 
 SNAPSHOT_EVERY_MS = 60_000.0
 SNAPSHOTS_IN_RETENTION = 4
-"""Snapshots that the topic holds at any time, at least."""
+"""Minimum number of snapshots that the topic retains."""
 
 
 def snapshot_every_ms(retention_ms: int) -> float:
-    """Return the time after which a leader writes a snapshot; *retention_ms* is 0 or less if unknown or endless."""
+    """Return the interval of the snapshots; *retention_ms* is 0 or less if unknown or unlimited."""
     return min(SNAPSHOT_EVERY_MS, retention_ms / SNAPSHOTS_IN_RETENTION) if retention_ms > 0 else SNAPSHOT_EVERY_MS
 
 
 class Candidate(NamedTuple):
-    """A member that may get tasks."""
+    """A member to which tasks may be assigned."""
 
     client_id: str
     metadata: bytes = b""
@@ -52,17 +52,17 @@ def sticky_balanced(tasks: Sequence[str], members: Sequence[Candidate], current:
 
     Args:
         tasks: All tasks of the group.
-        members: Members that may get tasks.
-        current: Task to client id, as it stands.
+        members: Members to which tasks may be assigned.
+        current: The current assignment, task to client id.
 
     Returns:
-        Task to client id. Numbers of tasks differ by at most one between members.
+        The new assignment, task to client id. The numbers of tasks of two members differ by at most one.
     """
     if not members:
         return {}
     level, more = divmod(len(tasks), len(members))
     has = Counter(current.values())
-    # One task more goes to those that have most.
+    # The remainder goes to the members that have the most tasks.
     order = sorted((member.client_id for member in members), key=lambda client_id: (-has[client_id], client_id))
     quotas = {client_id: level + (row < more) for row, client_id in enumerate(order)}
     assigned: dict[str, str] = {}
@@ -80,7 +80,7 @@ def sticky_balanced(tasks: Sequence[str], members: Sequence[Candidate], current:
 
 
 def changes(world: World, assign: Assign = sticky_balanced) -> list[Assignment]:
-    """Return the assignments that differ from those that stand; an empty client id takes a task from its member."""
+    """Return the assignments that differ from the current ones; an empty client id unassigns a task."""
     candidates = [
         Candidate(member.client_id, member.metadata)
         for _, member in sorted(world.members.items())
@@ -88,7 +88,7 @@ def changes(world: World, assign: Assign = sticky_balanced) -> list[Assignment]:
     ]
     current = {name: task.client_id for name, task in world.tasks.items() if task.client_id}
     wanted = assign(sorted(world.tasks), candidates, current)
-    # A function of the user may name tasks and members that do not exist.
+    # A user's function may return tasks and members that do not exist.
     allowed = {candidate.client_id for candidate in candidates}
     return [
         Assignment(name, client_id)
@@ -99,12 +99,9 @@ def changes(world: World, assign: Assign = sticky_balanced) -> list[Assignment]:
 
 class Duties:
     """
-    What is due for the leader of a group.
+    Decides what a leader must write now.
 
-    Args:
-        assign: Spreads the tasks.
-        snapshot_every_ms: Time after which a snapshot is due, if there are new records.
-        now_ms: The member's monotonic clock. The time of the last snapshot is unknown: it counts as now.
+    *now_ms* is the member's monotonic clock. The time of the last snapshot is unknown and counts as now.
     """
 
     def __init__(self, assign: Assign, snapshot_every_ms: float, now_ms: float) -> None:
@@ -123,18 +120,18 @@ class Duties:
         self._on_their_way -= 1
 
     def assignments(self, world: World, now_ms: float) -> list[tuple[Assignment, ...]]:
-        """Return what to assign now, for one ASSIGN each; nothing while the last ones may still be read back."""
+        """Return the contents of the ASSIGN records to write now; none while earlier ones are not read back."""
         if not (self._has_news and world.tasks) or (self._on_their_way > 0 and now_ms < self._given_up_ms):
             return []
         self._has_news = False
         rows = changes(world, self._assign)
         starts = range(0, len(rows), ASSIGNMENTS_AT_ONCE)
-        # One that is not read back within T is given up.
+        # Do not wait longer than T for a record to be read back.
         self._on_their_way, self._given_up_ms = len(starts), now_ms + world.heartbeat_ms
         return [tuple(rows[start : start + ASSIGNMENTS_AT_ONCE]) for start in starts]
 
     def is_snapshot_due(self, world: World, now_ms: float) -> bool:
-        """Return whether to write a snapshot now; the next one is due after this one."""
+        """Return whether to write a snapshot now; if so, the interval begins again."""
         passed_ms, records = now_ms - self._snapshot_ms, world.next_offset - world.snapshot_at
         if records >= SNAPSHOT_EVERY_RECORDS:
             is_due = passed_ms > world.heartbeat_ms

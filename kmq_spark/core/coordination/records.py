@@ -1,9 +1,9 @@
 """
-The vocabulary of the coordination topic: what a record says, without its bytes.
+The records of the coordination topic as values, and the bounds of their fields.
 
-Rule 1: every reader of a group must accept and refuse the same records, or their worlds differ. So the bounds depend on
-nothing that changes between versions of Python: not on Unicode tables, not on locale.
-Rule 2: a task is a resource that one member at a time is assigned to. Both share one set of names.
+Rule 1: all readers of a group must accept and reject the same records, or their worlds differ. So the bounds depend on
+nothing that changes between Python versions, such as Unicode tables or the locale.
+Rule 2: a task is a resource with an assigned member. Tasks and resources share one namespace.
 
 Source: Marshal `message.go` (heartbeat, claim, release, claim messages, release group); the epochs, the tasks and the
 snapshots are ours.
@@ -22,49 +22,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_NAME_CHARS = 255
-"""Longest client id, resource or task, in characters."""
+"""Maximum length of a client id, resource or task, in characters."""
 
 MAX_INSTANCE_CHARS = 64
-"""Longest instance, in characters; `new_instance` of the client writes 16."""
+"""Maximum length of an instance id, in characters; our client uses 16."""
 
 MAX_GROUP_CHARS = 200
-"""Longest name of a group, in characters: it becomes part of metric labels and of Kafka's consumer group."""
+"""Maximum length of a group name, in characters: metric labels and a Kafka consumer group contain it."""
 
 MAX_METADATA_BYTES = 4_096
-"""Largest metadata of a member."""
+"""Maximum size of a member's metadata."""
 
 MAX_PAYLOAD_BYTES = 4_096
-"""Largest payload of a task: where the work lies, not the work."""
+"""Maximum size of a task's payload: a reference to the work, not the work itself."""
 
 MAX_ENTRIES = 10_000
-"""Most positions in a HEARTBEAT and most assignments in an ASSIGN; a client with more writes several records."""
+"""Maximum number of positions in a HEARTBEAT and of assignments in an ASSIGN; for more, write several records."""
 
 MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS = 100, 60_000
-"""Bounds of T. Below, the broker's round trip is longer than a hold; above, a dead member is noticed too late."""
+"""Bounds of T. Below, a round trip may take longer than a hold; above, dead members are noticed too late."""
 
 MAX_PAUSE_MS = 7 * 24 * 60 * 60 * 1000
-"""Longest pause of a group, seven days; a longer one is a unit mistaken."""
+"""Maximum pause of a group, seven days; a longer one is probably in the wrong unit."""
 
 MAX_OFFSET = 2**63 - 1
-"""Largest position, epoch, generation or sequence."""
+"""Maximum position, epoch, generation and sequence."""
 
 MAX_SNAPSHOT_PARTS = 256
-"""Most records that a snapshot is cut into."""
+"""Maximum number of records of a snapshot."""
 
 MAX_PART_BYTES = 524_288
-"""Largest part of a snapshot: with its frame, it fits into Kafka's default of 1 MiB a record."""
+"""Maximum size of a snapshot's part, so that its record fits into Kafka's default limit of 1 MiB."""
 
 MAX_RECORD_BYTES = 1_000_000
-"""Largest record, below Kafka's default of 1,048,588 bytes a batch; names are up to four bytes a character."""
+"""Maximum size of a record, below Kafka's default limit of 1,048,588 bytes per batch."""
 
 _GROUP = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_GROUP_CHARS}}}")
-# Controls of ASCII and of Latin-1, and halves of surrogate pairs: neither a terminal nor UTF-8 carries them.
+# Control characters of ASCII and Latin-1, and surrogates, which UTF-8 cannot encode.
 _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _SHOWN_CHARS = 60
 
 
 class RecordType(IntEnum):
-    """What a record says; the numbers are those on the wire."""
+    """Types of records, with their numbers on the wire."""
 
     JOIN = 1
     HEARTBEAT = 2
@@ -83,7 +83,7 @@ class RecordType(IntEnum):
 
 
 class HeldPosition(NamedTuple):
-    """How far the holder of a resource has come under a claim; *position* is the next one to process."""
+    """The position of a resource under a claim: the next offset to process."""
 
     resource: str
     epoch: int
@@ -91,14 +91,14 @@ class HeldPosition(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """A task and the client id of the member that is to run it; empty for no member."""
+    """A task and the client id of its member; empty to unassign the task."""
 
     task: str
     client_id: str
 
 
 class SnapshotPart(NamedTuple):
-    """Piece *part* of *parts*, from 0, of a snapshot of the world before the record at offset *as_of*."""
+    """Part *part* (from 0) of *parts* of a snapshot of the world before the record at offset *as_of*."""
 
     as_of: int
     part: int
@@ -109,16 +109,16 @@ class SnapshotPart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Record:
     """
-    One record of the coordination topic; its group is the key of the Kafka record.
+    One record of the coordination topic; the key of the Kafka record is the group.
 
-    `FIELDS` says which fields a type has; `wire/coordination.proto` says what they mean.
+    `FIELDS` lists the fields of each type; `wire/coordination.proto` documents them.
     """
 
     type: RecordType
     client_id: str
     instance: str
     sequence: int = 0
-    """Counts the records of the instance, so that it knows its own when it reads them back."""
+    """Number of the record, by which its instance recognizes it when reading it back."""
     metadata: bytes = b""
     heartbeat_ms: int = 0
     fast_reclaim: bool = False
@@ -127,7 +127,7 @@ class Record:
     """The task, for ADD_TASK and REMOVE_TASK."""
     epoch: int = 0
     position: int | None = None
-    """None: RELEASE leaves the position, SET_POSITION forgets the resource."""
+    """None: RELEASE keeps the position, SET_POSITION removes the resource."""
     duration_ms: int = 0
     payload: bytes = b""
     member: str = ""
@@ -152,19 +152,19 @@ FIELDS: dict[RecordType, tuple[str, ...]] = {
     RecordType.ASSIGN: ("assignments", "generation"),
     RecordType.SNAPSHOT: ("snapshot",),
 }
-"""What a record of each type says, beside its writer; other fields are neither written nor read."""
+"""The fields of each type besides those of the writer; other fields are neither written nor read."""
 
 FLEET_PREFIX = "kmq.fleet."
-"""Prefix of the groups of tracker fleets, so that no other group has such a name."""
+"""Prefix of the group names of tracker fleets."""
 
 
 def is_group(name: object) -> bool:
-    """Return whether something is a name of a group."""
+    """Return whether something is a valid group name."""
     return isinstance(name, str) and _GROUP.fullmatch(name) is not None
 
 
 def fleet_group(name: str) -> str:
-    """Return the coordination group of a tracker fleet; raise a `ConfigError` where the name is not allowed."""
+    """Return the coordination group of a tracker fleet; raise a `ConfigError` if the name is not allowed."""
     if not name or not is_group(FLEET_PREFIX + name):
         message = (
             f"fleet name is not allowed: got {name!r:.80}; expected 1 to {MAX_GROUP_CHARS - len(FLEET_PREFIX)} of "
@@ -175,7 +175,7 @@ def fleet_group(name: str) -> str:
 
 
 def record_fault(record: Record) -> str:
-    """Return what is out of bounds in a record, empty where nothing is."""
+    """Return what is out of bounds in a record; empty if nothing is."""
     fault = (
         name_fault("client id", record.client_id)
         or name_fault("instance", record.instance, MAX_INSTANCE_CHARS)
@@ -192,7 +192,7 @@ def record_fault(record: Record) -> str:
 
 
 def name_fault(what: str, name: str, longest: int = MAX_NAME_CHARS) -> str:
-    """Return what is wrong with a name, empty where nothing is."""
+    """Return what is wrong with a name; empty if nothing is."""
     if not name:
         return f"{what} is empty: got ''; expected 1 to {longest} characters"
     if len(name) > longest:

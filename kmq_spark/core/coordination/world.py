@@ -1,8 +1,8 @@
 """
-The world of a coordination group: its members, claims, tasks and positions; what a record changes stands in `fold.py`.
+The state (world) of a coordination group: members, claims, tasks and positions. `fold.py` applies records to it.
 
-Rule 1: a function of the log: every reader that has applied the same records has the same world.
-Rule 2: members, resources and tasks are frozen values; the fold puts new ones in their place.
+Rule 1: the world is a function of the log: readers that have applied the same records have the same world.
+Rule 2: members, resources and tasks are immutable; the fold replaces them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 MAX_MEMBERS = 5_000
 MAX_RESOURCES = 50_000
-"""Most resources that are held or have a position, in a group."""
+"""Maximum number of resources in a group that are held or have a position."""
 
 MAX_TASKS = 10_000
 
 STALE_AFTER = 2
-"""A member is stale after this many T without a heartbeat; its holds ended after one T, by its own clock."""
+"""A member is stale after this many T without a heartbeat. By its own clock, its holds ended after one T."""
 
 
 class Member(NamedTuple):
@@ -26,13 +26,13 @@ class Member(NamedTuple):
     A member of a group.
 
     Attributes:
-        client_id: Its name.
-        instance: The process that has the name.
-        joined_at: Offset of the JOIN of this instance.
-        metadata: Free bytes, for other members.
-        is_draining: It gets no more tasks.
+        client_id: Name of the member.
+        instance: Id of the process that uses the name.
+        joined_at: Offset of this instance's JOIN.
+        metadata: Any bytes, for other members.
+        is_draining: Whether no more tasks are assigned to it.
         seen_ms: The group's clock at its last heartbeat.
-        renewed_ms: The group's clock at the last one that renewed its claims; none does while the group is paused.
+        renewed_ms: The group's clock at its last heartbeat that renewed its claims (none does in a pause).
     """
 
     client_id: str
@@ -46,13 +46,13 @@ class Member(NamedTuple):
 
 class Resource(NamedTuple):
     """
-    Something that one member at a time may hold.
+    Something that only one member may hold at a time.
 
     Attributes:
-        holder: Client id of the holder, empty where it is free.
-        epoch: Fencing token of the last claim: the offset of the record that granted it.
-        position: Next one to process, None where no record has set one.
-        claimed_to: End of the messages that the holder has claimed, for at most once.
+        holder: Client id of the holder; empty if the resource is free.
+        epoch: Fencing token of the last claim: the offset of its record.
+        position: Next offset to process; None if no record has set it.
+        claimed_to: End of the messages that the holder has claimed (at-most-once delivery).
     """
 
     holder: str = ""
@@ -66,8 +66,8 @@ class Task(NamedTuple):
     A resource that only the assigned member may claim.
 
     Attributes:
-        payload: Free bytes for the member that runs it.
-        client_id: Client id of that member, empty where it is not assigned.
+        payload: Any bytes, for the member that runs the task.
+        client_id: Client id of the assigned member; empty if there is none.
     """
 
     payload: bytes = b""
@@ -81,15 +81,15 @@ class World:
 
     Attributes:
         next_offset: Offset of the first record that was not applied.
-        clock_ms: The group's clock: milliseconds that count for staleness (`fold.py`).
-        last_append_ms: Append time of the last record, broker clock; -1 = none yet.
-        newest_append_ms: Newest append time, broker clock; pauses end by it.
-        heartbeat_ms: T; 0 = no member has joined yet.
-        generation: Offset of the record that last changed the members; -1 = none.
-        paused_until_ms: Broker clock; 0 = not paused.
-        snapshot_at: Offset of the newest complete snapshot, -1 = none.
+        clock_ms: The group's clock, which decides who is stale (`fold.py`).
+        last_append_ms: Append time of the last record, broker clock; -1 before the first.
+        newest_append_ms: Newest append time, broker clock; it ends pauses.
+        heartbeat_ms: T; 0 before the first JOIN.
+        generation: Offset of the record that last changed the members; -1 before the first.
+        paused_until_ms: End of the pause, broker clock; 0 if there is none.
+        snapshot_at: Offset of the newest complete snapshot; -1 before the first.
         members: By client id, in the order of their last heartbeats.
-        held: Names of the resources of each holder, in the order in which the holders' claims were renewed.
+        held: Names of the held resources by client id, in the order in which the claims were last renewed.
         resources: By name.
         tasks: By name.
     """
@@ -110,7 +110,7 @@ class World:
 
     @classmethod
     def restored(cls, members: list[Member], resources: dict[str, Resource], **fields: Any) -> World:
-        """Return a world from its parts, as a snapshot has them; each holder is one of the members."""
+        """Return the world of a snapshot; every holder must be a member."""
         world = cls(resources=resources, **fields)
         by_seen = sorted(members, key=lambda member: (member.seen_ms, member.joined_at))
         world.members.update((member.client_id, member) for member in by_seen)
@@ -124,12 +124,12 @@ class World:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no claim is granted and none renewed."""
+        """Whether the group is paused: claims are neither granted nor renewed."""
         return self.paused_until_ms > 0
 
     @property
     def leader(self) -> str:
-        """Client id of the member that joined first, empty where there is none."""
+        """Client id of the member that joined first; empty if there is no member."""
         generation, client_id = self._leader
         if generation != self.generation:
             members = self.members.values()
@@ -139,10 +139,10 @@ class World:
 
     @property
     def stale_after_ms(self) -> int:
-        """Milliseconds of the group's clock after which a member without heartbeat is dropped."""
+        """Time on the group's clock after which a member without a heartbeat is dropped."""
         return STALE_AFTER * self.heartbeat_ms
 
     @property
     def longest_step_ms(self) -> int:
-        """Most that the group's clock moves from one record to the next."""
+        """Maximum step of the group's clock from one record to the next."""
         return self.heartbeat_ms // 2

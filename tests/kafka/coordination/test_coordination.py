@@ -47,7 +47,7 @@ def test_member_that_leaves_frees_what_it_held(make: Make) -> None:
     held(second.claim("r", COMES_S))
     assert wait_until(lambda: Effect(Change.LEFT, "a") in changes)
     assert not [effect for effect in changes if effect.change in {Change.LAPSED, Change.DROPPED}]
-    with pytest.raises(UsageError, match="was not joined"):
+    with pytest.raises(UsageError, match="is not joined"):
         first.claim("r")
     with pytest.raises(UsageError, match="was used before"):
         first.join()

@@ -146,7 +146,7 @@ def test_positions_go_with_the_heartbeat(partition: Partition, pair: tuple[Proce
     assert second.session.world.resources["r"].position == 6
     sent = [record.positions for one in partition.records if (record := decode_record(one.value)).positions]
     assert sent == [(("r", 2, 6),)]
-    with pytest.raises(UsageError, match="position of 'r' goes back: got 5; expected 6 or more"):
+    with pytest.raises(UsageError, match="position of 'r' would go back: got 5; expected 6 or more"):
         claim.commit(5)
 
 
