@@ -5,9 +5,11 @@ Rule 1: an END takes effect if it was appended before the TICK that would redeli
 does not matter, because the tracker reads no marker after the start of an open transaction. So one check is enough:
 after the last delivery report and before the commit, no lease may have run out. What happens to this process later
 changes nothing.
-Rule 2: during a commit no thread can settle its messages. They are moved to leases of the transaction, which keep-alive
+Rule 2: before a transaction, the group's coordinator has confirmed the offsets after its messages: no other consumer
+fetches them again, so a result appears once. A consumer that has lost a partition without that gets LeaseLostError.
+Rule 3: during a commit no thread can settle its messages. They are moved to leases of the transaction, which keep-alive
 renews as usual. A renewal counts only if it was durable before the lease ended.
-Rule 3: if a commit has no response, its outcome is read from the log. If the log cannot be read either, the messages
+Rule 4: if a commit has no response, its outcome is read from the log. If the log cannot be read either, the messages
 are no longer held: the tracker redelivers them if nothing was written, and never if the transaction was committed.
 
 Source: KIP-98, KIP-447; docs/protocol.md, "Transactions of a consumer".
@@ -67,6 +69,7 @@ PAUSE_S = 0.1
 """Interval at which the end of a transaction is looked for."""
 
 _UNKNOWN_OUTCOME = "the outcome of its transaction is unknown"
+_NOT_CONFIRMED = "the group gave the partition to another consumer, which fetches the message again"
 
 
 class _RejectedError(Exception):
@@ -99,16 +102,23 @@ class _Commit:
             table.open([lease for lease, _ in self.leases])
 
     def check_leases(self) -> None:
-        """Raise LeaseLostError if a lease has ended: its message may be redelivered to another consumer."""
+        """Raise LeaseLostError if another consumer may get a message: its lease has ended, or its partition is lost."""
         now = time.monotonic()
         for lease, messages in self.leases:
-            if lease.ends_at < now:
-                why = lease.end_reason or "the lease ran out"
+            if lease.ends_at < now or lease.is_unconfirmed:
+                why = _NOT_CONFIRMED if lease.is_unconfirmed else lease.end_reason or "the lease ran out"
                 message = (
                     f"lease of {len(messages)} message(s) of queue partition {lease.queue_partition} was lost before "
                     f"the commit: {why}; nothing was written, raise the lease or use smaller transactions"
                 )
                 raise LeaseLostError(message)
+
+    def positions(self) -> dict[int, int]:
+        """Return the offset after the last message, by queue partition."""
+        found: dict[int, int] = {}
+        for lease, _ in self.leases:
+            found[lease.queue_partition] = max(found.get(lease.queue_partition, 0), max(lease.held) + 1)
+        return found
 
     def record_position(self, error: KafkaError | None, sent: KafkaMessage) -> None:
         """Store topic, partition and offset of a record of this transaction, from its delivery report."""
@@ -142,7 +152,11 @@ def _lease_of(source: Lease, messages: list[Message], ends_at: float) -> Lease:
 
 
 class ResultTransactions:
-    """The transactions of one consumer. *client* returns its producer of markers, for metadata requests."""
+    """
+    The transactions of one consumer.
+
+    *client* returns its producer of markers, for metadata requests. *confirm* is `Pipeline.confirm`.
+    """
 
     def __init__(
         self,
@@ -153,6 +167,7 @@ class ResultTransactions:
         *,
         leases: LeaseTable,
         client: Callable[[], Producer],
+        confirm: Callable[[Mapping[int, int], float, Callable[[], None]], None],
         lease_s: float,
         timeout: float,
     ) -> None:
@@ -160,6 +175,7 @@ class ResultTransactions:
         timeout_ms = max(SHORTEST_TIMEOUT_MS, min(LONGEST_TIMEOUT_MS, round(lease_s * 1000) - ABORT_SCAN_MS))
         self._markers_topic = topics.markers_topic
         self._leases = leases
+        self._confirm = confirm
         self._consumer_id = consumer_id
         self._known_topics = KnownTopics(client, bootstrap_servers, timeout)
         self._options = SendOptions(bootstrap_servers, timeout, extra)
@@ -214,6 +230,7 @@ class ResultTransactions:
     def _commit(self, commit: _Commit, messages: list[Message]) -> None:
         try:
             commit.take(messages, self._leases)
+            self._confirm(commit.positions(), self._timeout, commit.check_leases)
             self._run(commit)
         except KmqError as error:
             self._drop_producer()

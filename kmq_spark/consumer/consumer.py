@@ -345,6 +345,7 @@ class QueueConsumer:
                     self._extra,
                     leases=self._leases,
                     client=lambda: self._producer.client,
+                    confirm=self._pipeline.confirm,
                     lease_s=self._limits.lease_s,
                     timeout=self._timeout,
                 )

@@ -23,6 +23,7 @@ from kmq_spark.kafka.client_errors import UNREACHABLE, client_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from kmq_spark.consumer.leases import LeaseTable
     from kmq_spark.consumer.started import StartedBatch
     from kmq_spark.errors import KmqError
 
@@ -33,6 +34,9 @@ CONFIRM_S = 1.0
 
 POLL_S = 0.01
 """Interval of polls while a confirmation is waited for."""
+
+ANSWER_S = 0.001
+"""Duration of a poll for an answer that a transaction waits for."""
 
 SERVE_S = 1.0
 """Interval at which the consumer group is served while the buffer has all records that are needed."""
@@ -57,13 +61,14 @@ class Fetcher:
     that were started and not committed, in fetch order.
     """
 
-    def __init__(self, config: Mapping[str, Any], topic: str, start_timeout_s: float) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str, start_timeout_s: float, leases: LeaseTable) -> None:
         self.offsets = OffsetCommits(topic)
         self.owned: set[int] = set()
         self.unchecked: set[int] = set()
         self.started: list[StartedBatch] = []
         self._topic = topic
         self._start_timeout_s = start_timeout_s
+        self._leases = leases
         # A moment less than by the client's own clock, which it reads before ours.
         self._max_poll_s = int(config.get("max.poll.interval.ms", DEFAULT_MAX_POLL_MS)) / 1000 - 0.05
         self._polled_at = time.monotonic()
@@ -161,6 +166,11 @@ class Fetcher:
             self._poll(POLL_S)
         return is_confirmed
 
+    def serve_answers(self) -> None:
+        """Serve the commit callback, for a transaction that waits for it."""
+        if self._has_current_client():
+            self._poll(ANSWER_S)
+
     def serve_group(self) -> None:
         """Serve the consumer group without fetching, so that rebalances proceed while there is no room for messages."""
         if not self._has_current_client():
@@ -227,6 +237,7 @@ class Fetcher:
         if not self._membership.replace("no call came for max.poll.interval.ms" if is_stale else NO_COORDINATOR):
             return not is_stale
         self._forget(set(self.owned))
+        self.offsets.use_new_client()
         self.client = self._membership.client
         self._polled_at = time.monotonic()
         return True
@@ -355,6 +366,8 @@ class Fetcher:
         self._buffer = [record for record in self._buffer if record.partition() not in partitions]
         for batch in self.started:
             batch.drop(partitions)
+        # Others fetch what is not confirmed again, so no transaction may contain it.
+        self._leases.note_unconfirmed({each: self.offsets.confirmed.get(each, 0) for each in partitions})
         self.offsets.forget(partitions)
 
     def _end_pending(self, batch: StartedBatch) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from kmq_spark.core.markers import OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Item = TypeVar("Item")
 
@@ -101,6 +101,7 @@ class Lease:
         sizes: Bytes of value, key and headers of each message; *byte_count* is their sum.
         started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 if unknown.
         end_reason: Reason why it ended; empty while it is held.
+        is_unconfirmed: Whether its partition went to another consumer, without an offset after its messages.
     """
 
     outbox: Outbox
@@ -116,6 +117,7 @@ class Lease:
     started_at_ms: int = 0
     end_reason: str = ""
     is_whole: bool = False
+    is_unconfirmed: bool = False
     # Reentrant: a signal handler may settle messages while its thread is in a method of the lease.
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
 
@@ -172,6 +174,7 @@ class Lease:
             sizes=(size,),
             byte_count=size,
             started_at_ms=self.started_at_ms,
+            is_unconfirmed=self.is_unconfirmed,
         )
         if self.outbox.table is not None:
             self.outbox.table.open([extended])
@@ -233,6 +236,13 @@ class LeaseTable:
         """Return all outboxes."""
         with self._lock:
             return list(self._outboxes.values())
+
+    def note_unconfirmed(self, confirmed: Mapping[int, int]) -> None:
+        """Note the leases on messages that another consumer fetches again: from the offset on, by partition."""
+        with self._lock:
+            for lease in self._leases.values():
+                if lease.offsets[-1] >= confirmed.get(lease.queue_partition, lease.offsets[-1] + 1):
+                    lease.is_unconfirmed = True
 
     def open(self, leases: Iterable[Lease]) -> None:
         """Add leases whose START is durable."""

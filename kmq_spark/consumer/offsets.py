@@ -3,7 +3,7 @@ Commit the offsets of a consumer group, gathered, and again after a failure.
 
 Rule 1: an offset may wait for the next commit: after a large batch up to `GATHER_COMMITS_S` from the last commit, after
 skipped records up to `COMMIT_SKIPPED_S`.
-Rule 2: one thread at a time commits, so commits are in order.
+Rule 2: commits are sent one after the other, so they are in order.
 Rule 3: an offset whose commit failed is committed again, until its partition goes to another consumer.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ class OffsetCommits:
     """
     The offsets of assigned partitions that the group has of this consumer, and those that it does not have yet.
 
-    `positions`: offset to commit or committed. `confirmed`: offset that the group's coordinator has confirmed.
+    `positions`: offset to commit or committed. `confirmed`: offset that the group's coordinator has confirmed; kept
+    when the partition goes to another consumer, which begins there or later.
     """
 
     def __init__(self, topic: str) -> None:
@@ -55,76 +57,111 @@ class OffsetCommits:
         self._uncommitted: dict[int, int] = {}
         self._commit_at = math.inf
         self._committed_at = time.monotonic()
+        # The client may send a commit again after a later one: an answer counts when no other is awaited.
+        self._awaited_count = 0
+        self._answered: dict[int, int] = {}
+        # A transaction commits offsets in its own thread. Reentrant: for signal handlers.
+        self._changed = threading.Condition(threading.RLock())
         self._failed_commits = 0
         self._warning_limit = RateLimit(COMMIT_LOG_S)
 
     def add(self, positions: Mapping[int, int], within_s: float) -> None:
         """Commit offsets within so many seconds from the last commit, with the next call of `send_if_due`."""
-        if positions:
-            self.positions.update(positions)
-            self._uncommitted.update(positions)
-            self._commit_at = min(self._commit_at, self._committed_at + within_s)
+        with self._changed:
+            if positions:
+                self.positions.update(positions)
+                self._uncommitted.update(positions)
+                self._commit_at = min(self._commit_at, self._committed_at + within_s)
 
     def forget(self, partitions: Collection[int]) -> None:
-        """Forget the offsets of partitions that are no longer assigned."""
-        for partition in partitions:
-            for offsets in (self.positions, self.confirmed, self._uncommitted):
-                offsets.pop(partition, None)
+        """Forget the offsets of partitions that are no longer assigned, except those that are confirmed."""
+        with self._changed:
+            for partition in partitions:
+                self.positions.pop(partition, None)
+                self._uncommitted.pop(partition, None)
+                self._answered.pop(partition, None)
+
+    def use_new_client(self) -> None:
+        """Await no answer: the client that would give it was replaced, and the group takes no commit of it."""
+        with self._changed:
+            self._awaited_count = 0
 
     def are_confirmed(self, positions: Mapping[int, int]) -> bool:
         """Return whether the group has these offsets, or later ones."""
         return all(self.confirmed.get(partition, -1) >= offset for partition, offset in positions.items())
 
+    def wait(self, timeout: float) -> None:
+        """Wait for the next answer, which the thread that polls the client takes."""
+        with self._changed:
+            self._changed.wait(timeout)
+
+    def send(self, client: Consumer) -> None:
+        """Commit what waits, due or not. Do not wait for the response."""
+        with self._changed:
+            self._commit_at = -math.inf
+            self.send_if_due(client)
+
     def send_if_due(self, client: Consumer) -> None:
         """Commit what waits, if one of the offsets is due. Do not wait for the response."""
         if time.monotonic() < self._commit_at:
             return
-        self._commit_at = math.inf
-        if not self._uncommitted:
-            return
-        self._committed_at = time.monotonic()
-        positions, self._uncommitted = self._uncommitted, {}
-        try:
-            client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=True)
-            failpoint("consumer.commit-sent")
-        except KafkaException as error:
-            self.on_commit(error.args[0], topic_partitions(self._topic, positions))
+        with self._changed:
+            self._commit_at = math.inf
+            if not self._uncommitted:
+                return
+            self._committed_at = time.monotonic()
+            positions, self._uncommitted = self._uncommitted, {}
+            self._awaited_count += 1
+            try:
+                client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=True)
+                failpoint("consumer.commit-sent")
+            except KafkaException as error:
+                self.on_commit(error.args[0], topic_partitions(self._topic, positions))
 
     def send_revoked(self, client: Consumer, partitions: Collection[int]) -> bool:
-        """
-        Commit the offsets of revoked partitions before their next owner reads them.
-
-        Returns:
-            Whether the group has them.
-        """
-        positions = {partition: offset for partition, offset in self.positions.items() if partition in partitions}
-        if not positions:
-            return True
-        is_committed = True
-        try:
-            client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=False)
-        except KafkaException as error:
-            is_committed = False
-            self._log_failure(error.args[0].str())
-        failpoint("consumer.revoked")
-        return is_committed
+        """Commit the offsets of revoked partitions before their next owner reads them; return whether that worked."""
+        with self._changed:
+            positions = {partition: offset for partition, offset in self.positions.items() if partition in partitions}
+            if not positions:
+                return True
+            try:
+                client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=False)
+            except KafkaException as error:
+                self._log_failure(error.args[0].str())
+                return False
+            else:
+                self._answered.update(positions)
+                self._confirm()
+                return True
+            finally:
+                failpoint("consumer.revoked")
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Handle the response to a commit."""
         reason = error
-        for each in partitions:
-            if each.partition not in self.positions:
-                continue
-            if failure := error or each.error:
-                reason = failure
-                self._uncommitted.setdefault(each.partition, self.positions[each.partition])
-                self._commit_at = min(self._commit_at, self._committed_at + COMMIT_SKIPPED_S)
-            else:
-                self.confirmed[each.partition] = max(each.offset, self.confirmed.get(each.partition, -1))
+        with self._changed:
+            self._awaited_count = max(0, self._awaited_count - 1)
+            for each in partitions:
+                if each.partition not in self.positions:
+                    continue
+                if failure := error or each.error:
+                    reason = failure
+                    self._uncommitted.setdefault(each.partition, self.positions[each.partition])
+                    self._commit_at = min(self._commit_at, self._committed_at + COMMIT_SKIPPED_S)
+                else:
+                    self._answered[each.partition] = max(each.offset, self._answered.get(each.partition, -1))
+            self._confirm()
         if reason is not None:
             self._log_failure(reason.str())
             return
         failpoint("consumer.commit-done")
+
+    def _confirm(self) -> None:
+        if not self._awaited_count:
+            for partition, offset in self._answered.items():
+                self.confirmed[partition] = max(offset, self.confirmed.get(partition, -1))
+            self._answered.clear()
+        self._changed.notify_all()
 
     def _log_failure(self, reason: str) -> None:
         self._failed_commits += 1

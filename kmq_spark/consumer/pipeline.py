@@ -84,6 +84,9 @@ MAX_SKIPPED = 1_000
 FULL_LOG_S = 60.0
 """Shortest time between two warnings that there is no room."""
 
+CONFIRM_PAUSE_S = 0.01
+"""Longest pause before a transaction looks again whether its offsets are confirmed."""
+
 FULL_PAUSE_S = 0.002
 """Interval at which a receiver without room checks for room."""
 
@@ -118,7 +121,7 @@ class Pipeline:
         self._consumer_id = consumer_id
         self._limits = limits
         self._write_settled = write_settled
-        self._fetcher = Fetcher(config, topic, limits.start_timeout_s)
+        self._fetcher = Fetcher(config, topic, limits.start_timeout_s, leases)
         self._suspects = SuspectSchedule()
         # Started and not handed out, in fetch order. Reentrant lock: a signal handler may call.
         self._ahead: deque[StartedBatch] = deque()
@@ -129,7 +132,7 @@ class Pipeline:
         self._quick_calls = 0
         self._lookahead = 1
         self._short_since: float | None = None
-        self._needs_undo = self._needs_reseek = self._is_blocked = self._is_closed = False
+        self._needs_undo = self._needs_reseek = self._is_blocked = self._is_closed = self._is_confirming = False
         self._fetch_error: KmqError | None = None
         self._full_log_limit = RateLimit(FULL_LOG_S)
 
@@ -225,6 +228,43 @@ class Pipeline:
                 count += batch.content._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
                 self._ahead.popleft()
         return count
+
+    def confirm(self, positions: Mapping[int, int], timeout: float, check: Callable[[], None]) -> None:
+        """
+        Wait until the group has these offsets, by partition. For transactions; called in any thread.
+
+        Args:
+            positions: Offsets after messages that were handed out.
+            timeout: Longest wait, seconds.
+            check: Called while waiting. It raises if the wait is in vain.
+
+        Raises:
+            KafkaClientError: The group did not confirm them in time.
+        """
+        offsets, until = self._fetcher.offsets, time.monotonic() + timeout
+        if not offsets.are_confirmed(positions):
+            offsets.send(self._fetcher.client)
+        self._is_confirming = True
+        try:
+            while not offsets.are_confirmed(positions):
+                if time.monotonic() > until:
+                    message = (
+                        f"cannot commit offsets of {self._topic}: got no confirmation within {timeout:g} s; check the "
+                        "broker"
+                    )
+                    raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+                check()
+                if self._lock.acquire(blocking=False):
+                    try:
+                        self._fetcher.offsets.send_if_due(self._fetcher.client)
+                        self._fetcher.serve_answers()
+                    finally:
+                        self._lock.release()
+                else:
+                    # The thread that receives polls the client.
+                    offsets.wait(CONFIRM_PAUSE_S)
+        finally:
+            self._is_confirming = False
 
     def serve_group_if_due(self) -> None:
         """Serve the consumer group without fetching, if it was not served for a second."""
@@ -380,6 +420,8 @@ class Pipeline:
                 self._short_since = None
             # Serves the group at most once a second, even if `receive` is called often.
             self._fetcher.serve_group_if_due()
+            if self._is_confirming:
+                self._fetcher.serve_answers()
             if now >= until:
                 self._log_full(now, room)
                 return False

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmq_spark.consumer.offsets import GATHER_FROM, OffsetCommits
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import LeaseLostError
+from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, wait_until
 from tests.kafka.consumer.test_delivery_control_consumer import deferrals
@@ -228,3 +230,55 @@ def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
     due = {offsets[0]: due_at_ms for offsets, due_at_ms, _ in deferrals(by_transaction)}
     assert sorted(due) == [0, 1]
     assert 0 <= due[0] - (record.timestamp()[1] + 1_500) < 100
+
+
+def test_transaction_commits_only_after_the_offsets_of_its_messages(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a consumer that is killed between the two leaves a message that the next one fetches and processes too."""
+    queue.send(*map(str, range(3 * GATHER_FROM)))
+    committed: list[dict[int, int]] = []
+    run = TransactionalProducer.run
+
+    def look_and_run(producer: TransactionalProducer, *arguments: Any, **options: Any) -> None:  # of `run`
+        committed.append(queue.committed())
+        run(producer, *arguments, **options)
+
+    monkeypatch.setattr(TransactionalProducer, "run", look_and_run)
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        # As right after a commit: the offsets of large batches wait for the next one.
+        consumer._pipeline._fetcher.offsets._committed_at = time.monotonic() + 3_600
+        messages = receive_all(consumer, 3 * GATHER_FROM - 1, max_messages=3 * GATHER_FROM)
+        assert queue.committed() == {0: 1}
+        with consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            for message in messages:
+                tx.ack(message)
+    assert committed == [{0: 3 * GATHER_FROM}]
+
+
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.slow)])
+def test_consumer_that_has_left_its_group_without_its_offsets_commits_no_transaction(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """The lease still holds the message, but another consumer has fetched it again: its result appears once."""
+    queue.send("a", "b")
+    short = {"max.poll.interval.ms": "6000", "session.timeout.ms": "6000"}
+    extra = {"max.poll.interval.ms": "6000", "group.protocol": "consumer"} if protocol == "consumer" else short
+    with consumer_of(queue, extra=extra) as first:
+        receive_all(first, 1)[0].ack()
+        assert wait_until(lambda: queue.committed() == {0: 1})
+        with monkeypatch.context() as patched:
+            patched.setattr(OffsetCommits, "send_if_due", lambda *_: None)
+            (message,) = receive_all(first, 1)
+        with consumer_of(queue, extra=extra) as second:
+            (again,) = receive_all(second, 1)
+            with second.transaction() as tx:
+                tx.send(results.name, "second")
+                tx.ack(again)
+            assert message.is_held
+            with pytest.raises(LeaseLostError, match="the group gave the partition"), first.transaction() as tx:
+                tx.send(results.name, "first")
+                tx.ack(message)
+    assert seen(results) == [b"second"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.consumer import membership
 from kmq_spark.consumer.fetcher import Fetcher
+from kmq_spark.consumer.leases import LeaseTable
 from kmq_spark.consumer.membership import LOST_S, Callbacks, CoordinatorContact
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ NO_BROKER = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0
 def test_client_is_kept_while_a_new_one_reaches_no_broker_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "PROBE_S", 0.2)
 
-    member = Fetcher(NO_BROKER, "orders", 1.0)._membership
+    member = Fetcher(NO_BROKER, "orders", 1.0, LeaseTable())._membership
     client = member.client
     assert not member.replace("a test")
     assert member.client is client
