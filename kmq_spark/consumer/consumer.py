@@ -327,7 +327,8 @@ class QueueConsumer:
         of `run` may use transactions. The commits of one consumer run one after another.
 
         Raises:
-            LeaseLostError: A lease ran out before the commit; nothing was written.
+            LeaseLostError: A lease ran out before the commit, or another consumer of the group fetches a message again;
+                nothing was written.
             TransactionError: The commit failed. If `nothing_written` is true, the messages are still held. Otherwise
                 the outcome is unknown; do not retry.
             FencedError: Another consumer with the same `client.id` writes transactions.
