@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from kmq_spark.config import load_settings
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
-    from kmq_spark.consumer.handling import RunSummary
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.transaction import Transaction
+    from kmq_spark.consumer.worker import RunSummary
     from kmq_spark.dlq.dead_letters import list_dead_letters, purge, redrive
     from kmq_spark.dlq.filter import DeadLetterFilter
     from kmq_spark.dlq.redrive import RedriveSummary
@@ -52,7 +52,7 @@ _MODULE_OF = {
     "QueueProducer": "kmq_spark.producer.producer",
     "RedriveSummary": "kmq_spark.dlq.redrive",
     "ResumingProducer": "kmq_spark.producer.resuming",
-    "RunSummary": "kmq_spark.consumer.handling",
+    "RunSummary": "kmq_spark.consumer.worker",
     "Transaction": "kmq_spark.consumer.transaction",
     "check_queue": "kmq_spark.kafka.topics",
     "create_queue": "kmq_spark.kafka.topics",

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_DUE_AT_MS, Marker, MarkerType
 from kmq_spark.core.ranges import cut_ranges
@@ -69,13 +69,6 @@ _READ = frozenset(
 """Headers that this module reads."""
 
 
-class Stamped(Protocol):
-    """The part of a record that this module uses."""
-
-    def timestamp(self) -> tuple[int, int]:
-        """Return the timestamp type, and epoch milliseconds."""
-
-
 class Verdict(Enum):
     """What the consumer does with a record."""
 
@@ -111,8 +104,8 @@ class AdmissionPolicy:
         """Whether a record without headers is delivered: true for a consumer without a logical queue."""
         return not self._queue
 
-    def admit(self, headers: Iterable[tuple[str, bytes | None]] | None, record: Stamped) -> Admission:
-        """Return the verdict on a record with these headers. *record* provides the append time."""
+    def admit(self, headers: Iterable[tuple[str, bytes | None]] | None, record: Any) -> Admission:  # noqa: ANN401  # a record, or what has its timestamp
+        """Return the verdict on a record with these headers."""
         ours = {name: value for name, value in headers or () if name in _READ}
         if not ours:
             return SKIPPED if self._queue else _PLAIN
@@ -131,7 +124,7 @@ class AdmissionPolicy:
         return Admission(verdict, delivery_count, expires_at_ms=expires_at_ms_of(ours, record.timestamp()[1]))
 
 
-def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
+def _due_at_ms(ours: Mapping[str, bytes | None], record: KafkaMessage) -> int | None:
     """Return when a delayed message falls due, rounded up; None if it is not delayed."""
     delay_ms, at_ms = read_number(ours.get(DELAY_MS)), read_number(ours.get(NOT_BEFORE_MS))
     if delay_ms is None and at_ms is None:

@@ -2,12 +2,13 @@
 Several messages as one value: their columns, and how to settle all, some or the rest of them.
 
 Rule 1: no `Message` exists until one is asked for. A second request returns the same object.
-Rule 2: the leases decide whether a message is settled, as for a single message. So the batch and its messages may be
-settled by turns, in several threads.
-Rule 3: settling the rest needs no Python code per message, unless messages were made or the batch is part of a lease.
+Rule 2: the leases decide whether a message is settled. So the batch and its messages may be settled by turns, in
+several threads.
 
 Source: SQS's batches and their partial failures (`batchItemFailures`).
 """
+
+# ruff: noqa: SLF001  # one unit with `Message`
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import index as to_index
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from confluent_kafka import Message as KafkaMessage
 
@@ -185,7 +186,7 @@ class Batch(Sequence[Message]):
             indices: Indices of the messages; by default all that are not settled.
 
         Raises:
-            ConfigError: *indices* contains something else than indices of the batch.
+            ConfigError: One of *indices* is out of bounds.
             LeaseLostError: Leases ran out earlier. The ENDs are still written and take effect for the messages that are
                 not redelivered yet.
             UsageError: One of *indices* was released or rejected earlier. Nothing was settled.
@@ -193,6 +194,10 @@ class Batch(Sequence[Message]):
         if indices is None:
             self._raise_lost(self._settle_rest())
             return
+        if isinstance(indices, Mapping):
+            # Of failures, most likely: they would be lost.
+            message = f"indices are not allowed: got {indices!r}; expected a list of indices; see `fail` and `reject`"
+            raise ConfigError(message)
         with self._lock:
             self._raise_lost(self._ack_some(self._checked(indices, Verb.ACK)))
 
@@ -206,7 +211,7 @@ class Batch(Sequence[Message]):
                 not added.
 
         Raises:
-            ConfigError: *delay* is out of bounds, or *indices* contains something else than indices of the batch.
+            ConfigError: *delay* or one of *indices* is out of bounds.
             LeaseLostError: Leases ran out earlier; the messages are redelivered anyway.
             UsageError: One of *indices* was acknowledged or rejected earlier. Nothing was settled.
         """
@@ -227,8 +232,7 @@ class Batch(Sequence[Message]):
             delay: Time until they are due for redelivery, without the backoff, seconds or a timedelta, 0 to 12 hours.
 
         Raises:
-            ConfigError: *delay* is out of bounds, or *failures* is not a mapping from indices of the batch to texts or
-                exceptions.
+            ConfigError: *delay* or an index is out of bounds.
             LeaseLostError: Leases ran out earlier; the messages are redelivered anyway.
             UsageError: One of the messages was acknowledged or rejected earlier. Nothing was settled.
         """
@@ -242,14 +246,14 @@ class Batch(Sequence[Message]):
             reasons: Text to store with the dead letter, cut to 1,000 characters, by index of the message.
 
         Raises:
-            ConfigError: *reasons* is not a mapping from indices of the batch to texts.
+            ConfigError: An index is out of bounds.
             LeaseLostError: Leases ran out earlier; the messages may be redelivered instead.
             UsageError: One of the messages was acknowledged or released earlier. Nothing was settled.
         """
         with self._lock:
-            texts = self._checked_mapping("reject", reasons, Verb.REJECT, (str,), "a text")
-            kinds = {number: Settled(Verb.REJECT, -1, reason=text[:MAX_TEXT_CHARS]) for number, text in texts.items()}
-            self._raise_lost(self._settle_each(kinds))
+            numbers, texts = self._checked(reasons, Verb.REJECT), reasons.values()
+            kinds = [Settled(Verb.REJECT, -1, reason=str(text)[:MAX_TEXT_CHARS]) for text in texts]
+            self._raise_lost(self._settle_each(dict(zip(numbers, kinds, strict=True))))
 
     def _to_messages(self) -> list[Message]:
         """Return all messages, for a caller that uses the batch no more. Cheaper than `messages`. For the consumer."""
@@ -281,10 +285,9 @@ class Batch(Sequence[Message]):
         """Fail messages as `fail` does, and return what was lost. For the consumer."""
         delay_ms = milliseconds("delay", delay)
         with self._lock:
-            reasons = self._checked_mapping(
-                "fail", failures, Verb.RELEASE, (str, BaseException), "a text or an exception"
-            )
-            return self._settle_each({number: _failed(delay_ms, reason) for number, reason in reasons.items()})
+            numbers = self._checked(failures, Verb.RELEASE)
+            kinds = [_failed(delay_ms, reason) for reason in failures.values()]
+            return self._settle_each(dict(zip(numbers, kinds, strict=True)))
 
     def _fail_rest(self, error: BaseException) -> Settlement:
         """Fail every message that is not settled: the handler raised. For the consumer."""
@@ -341,17 +344,13 @@ class Batch(Sequence[Message]):
 
     def _note_made(self, lease: Lease, taken: AbstractSet[int], verb: Verb) -> None:
         for message in list(self._made.values()):
-            if message._lease is lease and message._verb is None and message._offset in taken:  # noqa: SLF001  # one unit with `Message`
-                message._verb = verb  # noqa: SLF001  # as above
+            if message._lease is lease and message._verb is None and message._offset in taken:
+                message._verb = verb
 
     def _extended(self) -> list[Message]:
         """Return the messages with a lease of their own that are not settled."""
         made = list(self._made.items())
-        return [
-            each
-            for index, each in made
-            if each._lease is not self._lease(index) and each._verb is None  # noqa: SLF001  # one unit with `Message`
-        ]
+        return [each for index, each in made if each._lease is not self._lease(index) and each._verb is None]
 
     def _ack_some(self, indices: Iterable[int]) -> Settlement:
         total, now = Settlement(), monotonic()
@@ -382,14 +381,11 @@ class Batch(Sequence[Message]):
 
     def _checked(self, indices: Iterable[int], verb: Verb) -> list[int]:
         """Return the indices, each once, if all of them may be settled with *verb*."""
-        if isinstance(indices, (str, bytes, Mapping)) or not isinstance(indices, Iterable):
-            message = (
-                f"indices of a batch have the wrong type: got {type(indices).__name__}, expected several integers, "
-                f"0 to {len(self) - 1}; pass a list, for example batch.{verb.value}([3])"
-            )
-            raise ConfigError(message)
-        numbers = list(dict.fromkeys([self._checked_index(index) for index in indices]))
+        numbers = list(dict.fromkeys(map(to_index, indices)))
         for number in numbers:
+            if not 0 <= number < len(self):
+                message = f"index is out of bounds: got {number}, the batch has {len(self)} messages; count from 0"
+                raise ConfigError(message)
             before = self._verb_of(number)
             if before not in (None, verb):
                 message = (
@@ -398,38 +394,6 @@ class Batch(Sequence[Message]):
                 )
                 raise UsageError(message)
         return numbers
-
-    def _checked_index(self, index: object) -> int:
-        if isinstance(index, bool) or not isinstance(index, SupportsIndex):
-            message = (
-                f"index of a batch has the wrong type: got {index!r}, expected an integer, 0 to {len(self) - 1}; "
-                "pass indices, not messages"
-            )
-            raise ConfigError(message)
-        number = to_index(index)
-        if not 0 <= number < len(self):
-            message = f"index is out of bounds: got {number}, the batch has {len(self)} messages; count from 0"
-            raise ConfigError(message)
-        return number
-
-    def _checked_mapping(
-        self, call: str, mapping: Mapping[int, Any], verb: Verb, types: tuple[type, ...], expected: str
-    ) -> dict[int, Any]:
-        if not isinstance(mapping, Mapping):
-            message = (
-                f"{call} of a batch has the wrong type: got {type(mapping).__name__}, expected a mapping from indices; "
-                f"pass {expected} by index, for example {{3: ...}}"
-            )
-            raise ConfigError(message)
-        for index, reason in mapping.items():
-            if not isinstance(reason, types):
-                message = (
-                    f"reason of message {index!r} of the batch has the wrong type: got {type(reason).__name__}, "
-                    f"expected {expected}; correct the call"
-                )
-                raise ConfigError(message)
-        numbers = self._checked(list(mapping), verb)
-        return dict(zip(numbers, mapping.values(), strict=True))
 
     def _raise_lost(self, settlement: Settlement) -> None:
         count = settlement.late + settlement.gone
@@ -446,14 +410,14 @@ class Batch(Sequence[Message]):
             lease = self._lease(index)
             lease.split()
             message = Message(self._records[index], self._offsets[index], lease)
-            message._verb = self._verb_of(index)  # noqa: SLF001  # one unit with `Message`
+            message._verb = self._verb_of(index)
             message = self._made.setdefault(index, message)
         return message
 
     def _verb_of(self, index: int) -> Verb | None:
         message = self._made.get(index)
         if message is not None:
-            return message._verb  # noqa: SLF001  # one unit with `Message`
+            return message._verb
         if index in self._acked:
             return Verb.ACK
         return self._rest.get(id(self._lease(index))) if self._rest else None
@@ -506,12 +470,12 @@ def _own_headers(record: KafkaMessage) -> list[dict[str, Any]]:
 
 def _settle_one(message: Message, kind: Settled | None) -> Settlement:
     was_settled = message.is_settled
-    lease = message._lease  # noqa: SLF001  # one unit with `Message`
+    lease = message._lease
     try:
         if kind is None:
             message.ack()
         else:
-            message._settle(kind._replace(message_offset=message._offset))  # noqa: SLF001  # as above
+            message._settle(kind._replace(message_offset=message._offset))
     except LeaseLostError:
         why = lease.end_reason or "the lease ran out"
         return Settlement(gone=1, why=why) if was_settled else Settlement(late=1, why=why)

@@ -39,12 +39,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kmq_spark.consumer.batch import Failures
-    from kmq_spark.consumer.commit import ResultTransactions
-    from kmq_spark.consumer.handling import RunSummary
     from kmq_spark.consumer.leases import Lease
     from kmq_spark.consumer.message import Message
-    from kmq_spark.consumer.transaction import Transaction
-    from kmq_spark.consumer.worker import Worker
+    from kmq_spark.consumer.transaction import ResultTransactions, Transaction
+    from kmq_spark.consumer.worker import RunSummary, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +112,8 @@ class QueueConsumer:
         """
         topics = self._topics = QueueTopics(queue, subscription)
         group = topics.logical_group(logical_queue) if logical_queue else topics.consumer_group
-        check_bounds(max_in_flight=max_in_flight, isolate_after=isolate_after)
+        check_bounds("max_in_flight", max_in_flight, 1, 10_000_000)
+        check_bounds("isolate_after", isolate_after, 0, 10_000)
         self.consumer_id = (extra or {}).get("client.id") or new_client_id("consumer")
         config = consumer_config(bootstrap_servers, group, self.consumer_id, extra)
         # No other client has its name.
@@ -337,7 +336,7 @@ class QueueConsumer:
         """
         with self._lock:
             if self._transactions is None:
-                from kmq_spark.consumer.commit import ResultTransactions  # noqa: PLC0415  # most consumers need none
+                from kmq_spark.consumer.transaction import ResultTransactions  # noqa: PLC0415  # most consumers need none
 
                 self._transactions = ResultTransactions(
                     self._topics,

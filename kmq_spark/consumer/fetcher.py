@@ -84,14 +84,10 @@ class Fetcher:
         self, max_records: int, timeout: float, *, at_least: int = 1, gather_s: float = 0.0
     ) -> list[KafkaMessage]:
         """
-        Fetch at most *max_records* records that are available. Wait only for the first one, unless *gather_s* is set.
+        Fetch at most *max_records* records that are available; wait only for the first one, at most *timeout* seconds.
 
-        Args:
-            max_records: At least 1.
-            timeout: Seconds to wait for the first record.
-            at_least: If the buffer has records, but fewer than this, fetch more without waiting.
-            gather_s: Seconds from the first record for which fewer than *max_records* stay in the buffer, so that more
-                can arrive. Over several calls: each waits at most *timeout*.
+        If the buffer has records, but fewer than *at_least*, more are fetched without waiting. With *gather_s*, fewer
+        than *max_records* stay in the buffer for so long from the first one on, over several calls.
         """
         self._raise_error()
         if not self._has_current_client():
@@ -133,13 +129,7 @@ class Fetcher:
         self._buffer = [*records, *self._buffer]
 
     def commit(self, batch: StartedBatch, *, within_s: float) -> None:
-        """
-        Commit the offsets after a batch whose STARTs are durable. Do not wait for the response.
-
-        Args:
-            batch: The first of `started`.
-            within_s: Seconds from the last commit in which to commit; 0 for now. Later only with the next call.
-        """
+        """Commit the offsets after the first of `started`, within *within_s* from the last commit. Wait for nothing."""
         self.offsets.add(batch.next_offsets, within_s)
         self._end_pending(batch)
         self.offsets.send_if_due(self.client)
@@ -203,10 +193,7 @@ class Fetcher:
 
         A partition from which no record was returned needs no seek. The target of each other partition is the first of
         these that exists: the offset after `started`, the offset to commit, the offset in *first* (of batches that were
-        dropped), the committed offset of the group.
-
-        Raises:
-            KmqError: A request or a seek failed. Call this method again before the next fetch.
+        dropped), the committed offset of the group. After an error, call this again before the next fetch.
         """
         self._buffer = []
         assigned = {each.partition for each in self._call(self.client.assignment)}

@@ -131,11 +131,9 @@ class MarkerProducer:
 
     def wait(self, timeout: float) -> None:
         """
-        Wait until every marker of `send_until_durable` so far is durable. Another thread must serve the reports.
+        Wait until every marker of `send_until_durable` so far is durable; raise the first error since the last call.
 
-        Raises:
-            KmqError: A marker could not be written; the first such error since the last call.
-            KafkaClientError: It took longer than *timeout*.
+        Another thread must serve the reports.
         """
         left = self.wait_for_reports(timeout)
         with self._lock:

@@ -117,24 +117,16 @@ class MarkerWriter:
         self._thread.start()
 
     def flush(self, timeout: float) -> None:
-        """
-        Wait until the markers of all messages settled before this call are durable.
-
-        Raises:
-            KmqError: A marker could not be written; the first such error since the last flush.
-            KafkaClientError: It took longer than *timeout*; the markers are sent as soon as the broker is reachable.
-        """
-        until = time.monotonic() + timeout
-        self._wait_for_round(timeout)
-        self._producer.wait(max(0.0, until - time.monotonic()))
+        """Wait until the markers of all messages settled before this call are durable; raise the first error."""
+        self._producer.wait(self._wait_for_round(timeout))
 
     def write_out(self, timeout: float) -> None:
-        """Wait until the markers of all messages settled so far are durable, as `flush`, which raises the errors."""
-        until = time.monotonic() + timeout
-        self._wait_for_round(timeout)
-        self._producer.wait_for_reports(max(0.0, until - time.monotonic()))
+        """Wait as `flush` does, which raises the errors."""
+        self._producer.wait_for_reports(self._wait_for_round(timeout))
 
-    def _wait_for_round(self, timeout: float) -> None:
+    def _wait_for_round(self, timeout: float) -> float:
+        """Wait until all that is settled is sent; return the rest of the time."""
+        until = time.monotonic() + timeout
         with self._round_done:
             # The round that runs now may have processed a partition already. The next round processes all.
             wanted = self._rounds + 2
@@ -143,6 +135,7 @@ class MarkerWriter:
                 self._round_done.wait_for(lambda: self._rounds >= wanted, timeout)
             finally:
                 self._flushing -= 1
+        return max(0.0, until - time.monotonic())
 
     def close(self, timeout: float) -> None:
         """Write the remaining markers, as `flush`, and end the thread."""

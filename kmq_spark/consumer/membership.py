@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -22,7 +22,7 @@ from kmq_spark.kafka.settings import make_client
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from confluent_kafka import KafkaError
+    from kmq_spark.consumer.fetcher import Fetcher
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +38,6 @@ PROBE_S = 3.0
 LEAVE_POLL_S = 0.01
 
 NO_COORDINATOR = f"it has found no group coordinator for {LOST_S:g} s, although the broker answers"
-
-
-class Member(Protocol):
-    """What the client calls, in the thread that uses it. `on_revoke` may still commit offsets; `on_lost` may not."""
-
-    owned: set[int]
-
-    def on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
-    def on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
-    def on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
-    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None: ...  # noqa: D102  # as above
-    def on_error(self, error: KafkaError) -> None: ...  # noqa: D102  # as above
 
 
 class Callbacks:
@@ -115,7 +103,7 @@ class CoordinatorContact:
 class Membership:
     """A client that has subscribed to a topic as a member of a group: `client`, until `replace` makes another."""
 
-    def __init__(self, config: Mapping[str, Any], topic: str, member: Member) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str, member: Fetcher) -> None:
         self._config = {**config, "statistics.interval.ms": STATISTICS_MS}
         self._topic = topic
         self._member = member

@@ -151,20 +151,10 @@ class Pipeline:
         gather_s: float = 0.0,
     ) -> Result:
         """
-        Receive messages.
+        Return *result_of* a batch, empty if no message arrived in time or there was no room.
 
-        Args:
-            max_messages: Maximum number of messages to return.
-            timeout: Seconds to wait for the first message.
-            result_of: Makes the result of the batch. Called here, so that an exception in it loses no message.
-            lease_s: Length of their leases, seconds; None for the consumer's default.
-            gather_s: Longest time to collect *max_messages* after the first has arrived, seconds.
-
-        Returns:
-            *result_of* a batch; it is empty if no message arrived in time or there was no room.
-
-        Raises:
-            KmqError: A fetch or a START failed; its messages are fetched again.
+        *result_of* is called here, so that an exception in it loses no message. *gather_s*: longest time to collect
+        *max_messages* after the first has arrived. After a KmqError the messages are fetched again.
         """
         with self._lock:
             if self._needs_undo:
@@ -193,12 +183,7 @@ class Pipeline:
                 raise
 
     def undo(self) -> None:
-        """
-        Undo the fetch of every message that was not returned to a caller.
-
-        Raises:
-            KmqError: Seeking back failed; the next call tries again.
-        """
+        """Undo the fetch of every message that was not returned. After an error the next call tries again."""
         self._needs_undo = self._needs_reseek = True
         self._reseek(self._fetcher.drop_started())
         for content in (self._returning, *[batch.content for batch in self._ahead]):
@@ -211,8 +196,7 @@ class Pipeline:
         """
         Release what is ahead, without counting the delivery. Return how many messages.
 
-        Raises:
-            KmqError: A START failed; the next call undoes the fetch.
+        After an error, of a START that failed, the next call undoes the fetch.
         """
         count = 0
         with self._lock:
@@ -231,15 +215,9 @@ class Pipeline:
 
     def confirm(self, positions: Mapping[int, int], timeout: float, check: Callable[[], None]) -> None:
         """
-        Wait until the group has these offsets, by partition. For transactions; called in any thread.
+        Wait until the group has these offsets after messages that were handed out. For transactions, in any thread.
 
-        Args:
-            positions: Offsets after messages that were handed out.
-            timeout: Longest wait, seconds.
-            check: Called while waiting. It raises if the wait is in vain.
-
-        Raises:
-            KafkaClientError: The group did not confirm them in time.
+        *check* is called while waiting, and raises if the wait is in vain.
         """
         offsets, until = self._fetcher.offsets, time.monotonic() + timeout
         if not offsets.are_confirmed(positions):

@@ -127,10 +127,8 @@ class StartedBatch:
         """
         Forget what is of these partitions: nothing of it is handed out, committed or renewed.
 
-        Args:
-            partitions: Queue partitions.
-            is_given_back: Whether it is committed: then it is released, without counting the delivery. Otherwise it is
-                fetched again.
+        *is_given_back*: it is committed, so it is released, without counting the delivery. Otherwise it is fetched
+        again.
         """
         for lease in self.leases:
             if lease.queue_partition in partitions:
@@ -188,10 +186,8 @@ def create_leases(
     """
     Return the batch of messages, in fetch order, and their leases: one per queue partition and delivery count.
 
-    Args:
-        columns: Records to deliver.
-        counts: Delivery count of each record; None if all are first deliveries.
-        new_lease: Makes a lease of a queue partition, a delivery count, offsets and sizes.
+    *counts*: delivery count of each record; None if all are first deliveries. *new_lease* makes a lease of a queue
+    partition, a delivery count, offsets and sizes.
     """
     records, partitions, offsets, sizes, runs = columns
     if counts is not None:

@@ -1,42 +1,51 @@
 """
 Run a handler for each message or batch of a queue, in threads, until stopped.
 
-Rule 1: if a handler returns, its message is acknowledged, unless the handler settled it. If it raises, the message is
-released.
+Rule 1: what a handler returns or raises settles its messages, see `QueueConsumer.run`. A failure that cannot be read
+(wrong index, wrong type) counts as an exception of the handler: no message is acknowledged because of it.
 Rule 2: a stop releases the messages that no handler has seen, without counting the delivery, and waits for the running
 handlers.
 
-Source: dramatiq's worker for the drain; SQS's Java messaging library for "return acknowledges".
+Source: dramatiq's worker for the drain; SQS for "return acknowledges" and for `batchItemFailures`.
 """
+
+# ruff: noqa: SLF001  # settles messages by methods that are not for handlers
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import inspect
 import logging
 import signal
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from kmq_spark.consumer.batch import Batch
-from kmq_spark.consumer.checks import check_batch, check_bounds, check_handler, is_unstarted_work
-from kmq_spark.consumer.handler_queue import HandlerQueue, Window
-from kmq_spark.consumer.handling import RunSummary, count_lost, count_settled, handle_batch, refuse_unstarted
+from kmq_spark.consumer.batch import Batch, Settlement
+from kmq_spark.consumer.checks import check_bounds
+from kmq_spark.consumer.leases import Verb
 from kmq_spark.core.durations import milliseconds
-from kmq_spark.errors import KmqError, LeaseLostError, UsageError
+from kmq_spark.errors import BatchFailed, ConfigError, KmqError, LeaseLostError, UsageError
 from kmq_spark.failpoints import failpoint, is_armed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import timedelta
     from types import FrameType
 
+    from kmq_spark.consumer.batch import Failures
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)
+
+MAX_CONCURRENCY = 10_000
 
 MAX_FETCH = 2_000
 """Maximum number of messages fetched at once. More at once bring no further gain."""
@@ -50,6 +59,12 @@ ROOM_PAUSE_S = 0.002
 RETRY_PAUSE_S = 0.5
 """Pause after a retriable error of a receive."""
 
+WINDOW_S = 0.1
+"""Waiting work in seconds, at the handlers' rate: many broker round trips, but too short for a person to notice."""
+
+MEASURE_INTERVAL_S = 0.02
+"""Shortest time of work over which the handlers' rate is measured."""
+
 SWITCH_INTERVAL_S = 0.0005
 """
 Python's switch interval during a run: how long a handler thread keeps the interpreter lock while another thread waits
@@ -59,6 +74,155 @@ default it would wait most of the time.
 
 COLLECT_AFTER = 50_000
 """Threshold of the garbage collector's first generation during a run: the messages of many batches. Default: 700."""
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """
+    Counts of a run.
+
+    Attributes:
+        acked: Messages acknowledged.
+        released: Messages released after a handler saw them, including those of handlers that raised.
+        rejected: Messages rejected, for the dead-letter topic.
+        failed: Handler calls that raised an `Exception`.
+        lost: Messages settled after their lease had run out.
+        unseen: Messages released before any handler saw them.
+    """
+
+    acked: int = 0
+    released: int = 0
+    rejected: int = 0
+    failed: int = 0
+    lost: int = 0
+    unseen: int = 0
+
+    def add(self, other: RunSummary) -> None:
+        """Add the counts of *other*."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def count(self, verb: Verb, count: int = 1) -> None:
+        """Count messages that were settled with a verb."""
+        if verb is Verb.ACK:
+            self.acked += count
+        elif verb is Verb.RELEASE:
+            self.released += count
+        elif verb is Verb.REJECT:
+            self.rejected += count
+
+    def count_lost(self, error: LeaseLostError) -> None:
+        """Count and log a message whose lease was lost."""
+        self.lost += 1
+        logger.warning("%s", error, extra={"action": "lease_lost"})
+
+
+class HandlerQueue:
+    """
+    Messages, or batches, that wait for a handler thread.
+
+    A batch is added under a lock; a thread takes a message with one atomic `deque.popleft` (`pop`, which raises
+    IndexError if none waits): `queue.SimpleQueue` needs a lock for each, which at a million messages a second takes
+    most of the time. *clock* returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+        self._ready: deque[Any] = deque()
+        self.pop = self._ready.popleft
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._put_count = 0
+        self._is_empty = threading.Event()
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._ready)
+
+    @property
+    def taken_count(self) -> int:
+        """Count of those taken so far."""
+        return self._put_count - len(self._ready)
+
+    def busy_s(self) -> float:
+        """Return for how long the handlers have had work, seconds: from a `put` until a thread finds none."""
+        with self._changed:
+            return self._busy_s + self._current_stretch_s()
+
+    def put(self, items: Sequence[Any]) -> None:
+        """Add items and wake one handler thread for each."""
+        with self._changed:
+            if self._busy_since is None and items:
+                self._busy_since = self._clock()
+            self._put_count += len(items)
+            self._is_empty.clear()
+            self._ready.extend(items)
+            self._changed.notify(len(items))
+
+    def take(self) -> Any | None:  # noqa: ANN401  # a message or a batch
+        """Return the next one; wait for it if needed. Return None after `close`."""
+        while True:
+            with contextlib.suppress(IndexError):
+                return self.pop()
+            with self._changed:
+                # Checked again under the lock: otherwise a batch added in between would not end this wait.
+                if not self._ready:
+                    self._busy_s += self._current_stretch_s()
+                    self._busy_since = None
+                    self._is_empty.set()
+                while not self._ready:
+                    if self._is_closed:
+                        return None
+                    self._changed.wait()
+
+    def wait_until_empty(self, timeout: float) -> None:
+        """Wait until a handler thread finds nothing, at most *timeout* seconds."""
+        self._is_empty.wait(timeout)
+
+    def close(self) -> list[Any]:
+        """Wake every waiting thread, and return what no thread has taken."""
+        left = []
+        with self._changed:
+            self._is_closed = True
+            with contextlib.suppress(IndexError):
+                while True:
+                    left.append(self.pop())
+            self._changed.notify_all()
+        return left
+
+    def _current_stretch_s(self) -> float:
+        return 0.0 if self._busy_since is None else self._clock() - self._busy_since
+
+
+class Window:
+    """
+    Number of messages that may wait for a handler thread: the number that the handlers take in `WINDOW_S`.
+
+    No other consumer can process a message that waits here, so slow handlers get a small window. Fast handlers need a
+    large one, because the next START takes a round trip to the broker. The window grows by itself: each one that the
+    handlers empty at once lets the next be up to five times as large.
+    """
+
+    def __init__(self, min_size: int, max_size: int) -> None:
+        self._min_size = min(min_size, max_size)
+        self._max_size = max_size
+        self._busy_s = 0.0
+        self._taken_count = 0
+        self.size = self._min_size
+
+    def measure(self, busy_s: float, taken_count: int) -> None:
+        """Set `size` from how long the handlers have had work since the start, and how many messages they took."""
+        passed_s, taken = busy_s - self._busy_s, taken_count - self._taken_count
+        rate = taken / max(passed_s, MEASURE_INTERVAL_S)
+        size = max(self._min_size, min(self._max_size, round(rate * WINDOW_S)))
+        if passed_s < MEASURE_INTERVAL_S:
+            # Too short to show that the handlers are slow.
+            self.size = max(self.size, size)
+            return
+        self.size = size
+        self._busy_s, self._taken_count = busy_s, taken_count
 
 
 class Worker:
@@ -76,11 +240,11 @@ class Worker:
         batch_wait: float | timedelta,
         drain_timeout: float | timedelta,
     ) -> None:
-        check_bounds(concurrency=concurrency)
+        check_bounds("concurrency", concurrency, 1, MAX_CONCURRENCY)
         self._drain_timeout_s = milliseconds("drain_timeout", drain_timeout) / 1000
         self._batch_wait_s = 0.0
         if batch is not None:
-            check_batch(batch, max_in_flight)
+            check_bounds("batch", batch, 1, max_in_flight)
             self._batch_wait_s = milliseconds("batch_wait", batch_wait) / 1000
         check_handler(handler)
         self._pipeline = pipeline
@@ -90,7 +254,7 @@ class Worker:
         self._delivered_count = 0
         self._delivered_lock = threading.Lock()
         self._window = Window(concurrency, max_in_flight // (batch or 1))
-        self._handler_queue: HandlerQueue[Any] = HandlerQueue()
+        self._handler_queue = HandlerQueue()
         self._stopping = threading.Event()
         self._fatal_error: BaseException | None = None
         self._counts = [RunSummary() for _ in range(concurrency)]
@@ -140,7 +304,7 @@ class Worker:
             return
         try:
             if self._batch is None:
-                self._handler_queue.put(self._pipeline.receive(min(wanted, MAX_FETCH), POLL_S, Batch._to_messages))  # noqa: SLF001  # not for handlers
+                self._handler_queue.put(self._pipeline.receive(min(wanted, MAX_FETCH), POLL_S, Batch._to_messages))
             elif batch := self._pipeline.receive(self._batch, POLL_S, _itself, gather_s=self._batch_wait_s):
                 self._handler_queue.put([batch])
         except KmqError as error:
@@ -158,7 +322,7 @@ class Worker:
     def _give_back(self) -> int:
         """Release the messages that no handler has seen, without counting the delivery."""
         self._stopping.set()
-        unseen: int = sum([each._release_uncounted() for each in self._handler_queue.close()])  # noqa: SLF001  # as above
+        unseen: int = sum([each._release_uncounted() for each in self._handler_queue.close()])
         try:
             return unseen + self._pipeline.give_back()
         except KmqError as error:
@@ -199,7 +363,7 @@ class Worker:
             try:
                 message.ack()
             except LeaseLostError as error:
-                count_lost(counts, error)
+                counts.count_lost(error)
             except UsageError:
                 self._settle(message, counts)  # the handler has released or rejected it
             else:
@@ -232,11 +396,11 @@ class Worker:
     def _settle(self, message: Message, counts: RunSummary, error: BaseException | None = None) -> None:
         """Settle the message unless the handler did, and count the result."""
         try:
-            verb = message._finish(error)  # noqa: SLF001  # private to the package: not for handlers
+            verb = message._finish(error)
         except LeaseLostError as lost:
-            count_lost(counts, lost)
+            counts.count_lost(lost)
             return
-        count_settled(counts, verb)
+        counts.count(verb)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -256,6 +420,113 @@ class Worker:
         if number == signal.SIGINT and self._stopping.is_set():
             raise KeyboardInterrupt
         self.stop()
+
+
+_WORKING = (
+    "a function that finishes its work before it returns; pass for example "
+    "`lambda message: asyncio.run(handle(message))`"
+)
+
+_LAZY_KINDS: dict[str, Callable[[object], bool]] = {
+    "coroutine function": inspect.iscoroutinefunction,
+    "asynchronous generator function": inspect.isasyncgenfunction,
+    "generator function": inspect.isgeneratorfunction,
+}
+
+
+def check_handler(handler: object) -> None:
+    """
+    Raise ConfigError for a handler that does not do its work when it is called.
+
+    A coroutine function or generator function only returns an object that runs later: its messages would be
+    acknowledged without any work, and lost. So would those of an object with such a `__call__`, and of a partial.
+    """
+    called = handler
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not callable(called):
+        message = f"handler is not callable: got {handler!r}; expected a function of one message"
+        raise ConfigError(message)
+    for each in (called, inspect.getattr_static(type(called), "__call__", None)):
+        for kind, is_kind in _LAZY_KINDS.items():
+            if is_kind(each):
+                message = f"handler is a {kind}: got {handler!r}; expected {_WORKING}"
+                raise ConfigError(message)
+
+
+def is_unstarted_work(result: object) -> bool:
+    """Return whether the return value of a handler is work that has not run yet, such as a coroutine."""
+    return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+
+
+def refuse_unstarted(given: Message | Batch, result: object) -> UsageError:
+    """Release messages uncounted whose handler returned work that has not run yet. Return the error for the run."""
+    error = UsageError(
+        f"handler returned work that has not run: got {type(result).__name__} for {given!r}; expected {_WORKING}"
+    )
+    given._release_uncounted()
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()  # otherwise Python warns that it was never awaited
+    return error
+
+
+def handle_batch(handler: Callable[[Batch], object], batch: Batch, counts: RunSummary) -> BaseException | None:
+    """Call the handler, settle the batch, and add the results to *counts*. Return the exception that ends the run."""
+    failed = Settlement()
+    try:
+        try:
+            result = handler(batch)
+        except BatchFailed as error:
+            failed = _fail(batch, error.failures)
+            counts.failed += 1
+        else:
+            if isinstance(result, Mapping):
+                failed = _fail(batch, result)
+            elif is_unstarted_work(result):
+                return refuse_unstarted(batch, result)
+            elif result is not None:
+                message = (
+                    f"handler of batches returned a wrong type: got {type(result).__name__} for {batch!r}; expected "
+                    "None or a mapping from indices to exceptions or texts"
+                )
+                batch._release_uncounted()
+                return UsageError(message)
+    except BaseException as error:  # the worker passes it to the thread that called `run`
+        is_fatal = not isinstance(error, Exception)
+        if not is_fatal:
+            counts.failed += 1
+            logger.exception("handler raised an exception for %r", batch, extra={"action": "handler_failed"})
+        _count(counts, batch, {Verb.RELEASE: batch._fail_rest(error)})
+        return error if is_fatal else None
+    _count(counts, batch, {Verb.RELEASE: failed, Verb.ACK: batch._settle_rest()})
+    return None
+
+
+def _fail(batch: Batch, failures: Failures) -> Settlement:
+    settlement = batch._fail(failures)
+    if failures:
+        index, reason = next(iter(failures.items()))
+        logger.warning(
+            "handler failed %d of %d message(s) of a batch, the first is %r: %r",
+            len(failures), len(batch), batch[index], reason, extra={"action": "handler_failed"},
+        )  # fmt: skip
+    return settlement
+
+
+def _count(counts: RunSummary, batch: Batch, settlements: Mapping[Verb, Settlement]) -> None:
+    """Count the batch by verb. Messages that these settlements found lost count as lost."""
+    verbs = batch._verb_counts()
+    for verb, settlement in settlements.items():
+        verbs[verb] -= settlement.late
+        lost_count = settlement.late + settlement.gone
+        if lost_count:
+            counts.lost += lost_count
+            logger.warning(
+                "leases of %d of %d message(s) of a batch are lost: %s",
+                lost_count, len(batch), settlement.why, extra={"action": "lease_lost"},
+            )  # fmt: skip
+    for verb in Verb:
+        counts.count(verb, verbs[verb])
 
 
 def _itself(batch: Batch) -> Batch:

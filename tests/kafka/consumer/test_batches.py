@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
-    from kmq_spark.consumer.handling import RunSummary
+    from kmq_spark.consumer.worker import RunSummary
 
 pytestmark = pytest.mark.kafka
 

@@ -170,7 +170,6 @@ def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> N
         ({"lease": 0}, "lease is out of bounds: got 0, 1 to 43200 seconds"),
         ({"lease": 5, "max_lease": 4}, "max_lease is out of bounds: got 4, 5 to 43200 seconds"),
         ({"lease": 5, "max_in_flight": 0}, "max_in_flight is out of bounds"),
-        ({"lease": 5, "isolate_after": True}, "isolate_after is out of bounds"),
         ({"extra": {"enable.auto.commit": "true"}}, "setting enable.auto.commit would break a guarantee"),
     ],
 )

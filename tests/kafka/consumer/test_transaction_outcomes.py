@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kmq_spark.consumer.transaction import ResultTransactions
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import (
     FencedError,
@@ -17,9 +18,12 @@ from kmq_spark.errors import (
     LeaseLostError,
     TransactionError,
 )
+from kmq_spark.kafka.payloads import Payload, PayloadReader
 from tests.kafka.conftest import Queue, consumer_of, ended, receive_all, seen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from confluent_kafka import Producer
 
     from kmq_spark.consumer.consumer import QueueConsumer
@@ -77,7 +81,7 @@ def test_commit_with_an_unknown_outcome_lets_the_messages_go(
     with consumer_of(queue, lease=1) as consumer:
         (message,) = receive_all(consumer, 1)
         break_commit(consumer, monkeypatch, is_written=True)
-        monkeypatch.setattr("kmq_spark.consumer.commit.is_committed", fail)
+        monkeypatch.setattr(ResultTransactions, "_is_committed", fail)
         with pytest.raises(TransactionError, match="the outcome of its transaction is unknown") as raised:
             commit(consumer, message, results)
         assert not raised.value.nothing_written
@@ -87,6 +91,27 @@ def test_commit_with_an_unknown_outcome_lets_the_messages_go(
         written = queue.markers(MarkerType.KEEPALIVE)
         time.sleep(0.6)
     assert queue.markers(MarkerType.KEEPALIVE) == written
+
+
+def test_outcome_is_not_taken_from_a_replica_that_is_behind(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that was suspended and deposed answers with a log that ends before the transaction."""
+    queue.send("a")
+    read, looks = PayloadReader.read, []
+
+    def read_old_log_first(reader: PayloadReader, wanted: dict[int, list[int]]) -> Iterator[Payload]:
+        looks.append(wanted)
+        if len(looks) == 1:
+            return (Payload(partition, each, None) for partition, offsets in wanted.items() for each in offsets)
+        return read(reader, wanted)
+
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        break_commit(consumer, monkeypatch, is_written=True)
+        monkeypatch.setattr(PayloadReader, "read", read_old_log_first)
+        commit(consumer, message, results)
+        assert (message.settled_by, len(looks)) == ("ack", 2)
 
 
 def commit(consumer: QueueConsumer, message: Any, results: Queue) -> None:  # noqa: ANN401  # a message

@@ -21,8 +21,8 @@ from tests.limits import COMES_S, ENDS_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kmq_spark.consumer.handling import RunSummary
     from kmq_spark.consumer.message import Message
+    from kmq_spark.consumer.worker import RunSummary
 
 pytestmark = pytest.mark.kafka
 

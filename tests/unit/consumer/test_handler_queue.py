@@ -7,9 +7,9 @@ import threading
 import pytest
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.handler_queue import HandlerQueue, Window
 from kmq_spark.consumer.leases import Lease, Outbox
 from kmq_spark.consumer.message import Message
+from kmq_spark.consumer.worker import HandlerQueue, Window
 from tests.limits import COMES_S
 
 
@@ -25,7 +25,7 @@ def messages_of(count: int) -> list[Message]:
 def sizes_of_rounds(work_s: float, round_trip_s: float, rounds: int) -> list[int]:
     """Return the window after each round: a full window is handled, then the next START takes a round trip."""
     now = 0.0
-    queue: HandlerQueue[Message] = HandlerQueue(lambda: now)
+    queue: HandlerQueue = HandlerQueue(lambda: now)
     window = Window(1, 200)
 
     def handle() -> None:
@@ -51,7 +51,7 @@ def sizes_of_rounds(work_s: float, round_trip_s: float, rounds: int) -> list[int
 
 def test_handed_over_messages_come_out_in_order_and_the_rest_at_the_close() -> None:
     messages = messages_of(3)
-    ready: HandlerQueue[Message] = HandlerQueue()
+    ready: HandlerQueue = HandlerQueue()
     ready.put(messages)
     assert ready.take() is messages[0]
     assert ready.taken_count == 1
