@@ -19,11 +19,9 @@ from kmq_spark.errors import (
     KafkaClientError,
     KmqError,
     LeaseLostError,
-    SetupError,
     TopicError,
     TransactionError,
     UsageError,
-    WireError,
 )
 
 if TYPE_CHECKING:
@@ -79,12 +77,10 @@ __all__ = [
     "RedriveSummary",
     "ResumingProducer",
     "RunSummary",
-    "SetupError",
     "TopicError",
     "Transaction",
     "TransactionError",
     "UsageError",
-    "WireError",
     "check_queue",
     "create_queue",
     "list_dead_letters",

@@ -118,7 +118,7 @@ def receive(
                 break
             for message in messages:
                 if signals.is_asked:
-                    message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
+                    message._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
                     continue
                 _write(message, output)
                 message.ack()

@@ -30,7 +30,7 @@ READ_AT_ONCE = 1_000
 """Records taken from the client in one call."""
 
 READ_BACK = 30_000
-"""Records that a new member reads from the end: a leader writes a snapshot more often."""
+"""Number of records that a new member reads from the end. The leader writes a snapshot more often than that."""
 
 LONGEST_SILENCE_S = MAX_HEARTBEAT_MS // 1000 + 5
 """A live member writes several heartbeats within this time, whatever its T."""
@@ -54,10 +54,8 @@ class Channel:
     """
     Reader and writer of a group's partition.
 
-    Attributes:
-        partition: Partition of the group; -1 before `open`.
-        failure: Why the channel is of no use any more; None while it is.
-        trouble: Text of the newest failure that may pass, empty where there was none.
+    `partition` is -1 before `open`. `failure`: error that ended the channel. `trouble`: text of the newest temporary
+    failure.
     """
 
     def __init__(
@@ -94,13 +92,7 @@ class Channel:
         )
 
     def open(self, timeout_s: float) -> tuple[int, int]:
-        """
-        Find the group's partition; return its first offset and its end.
-
-        Raises:
-            TopicError: There is no such topic.
-            KafkaClientError: The broker cannot be reached.
-        """
+        """Find the group's partition; return its first offset and its end."""
         try:
             self._partition_count = self._count(timeout_s)
         except KafkaException as error:
@@ -128,13 +120,7 @@ class Channel:
         ]
 
     def write(self, value: bytes) -> None:
-        """
-        Hand a record to the client.
-
-        Raises:
-            KafkaClientError: Its queue is full: nothing has been delivered for long.
-            UsageError: The channel was closed.
-        """
+        """Pass a record to the client. Its queue is full if nothing was delivered for a long time."""
         self._open_reader()  # else a late record would make a producer that is never closed
         writer = self._writer
         if writer is None:
@@ -172,7 +158,7 @@ class Channel:
             writer.purge()
             if self.failure is None:  # after a fatal error confluent-kafka's flush raises SystemError
                 writer.flush(_FLUSH_S)
-            # A producer ends with its last reference; its own `close` takes no bound on its flush.
+            # A producer ends with its last reference. Its own `close` flushes without a timeout.
             del writer
         if reader is not None:
             reader.close()
@@ -232,15 +218,10 @@ class Channel:
 
 def read_group_log(channel: Channel, group: str, until_s: float) -> GroupLog:
     """
-    Read the group's partition to its end, so that a new member knows the group's world before it writes.
+    Read the group's partition to its end: a new member must know the state of the group before it writes.
 
-    Begin near the end of the partition; where no snapshot is found there, begin at its first record. A world that is
-    not complete is accepted only where no live member knows more of the group. Afterwards the channel continues at the
-    end of what was read.
-
-    Raises:
-        TopicError: The topic does not exist, or does not fit.
-        KafkaClientError: The broker cannot be reached, or the group's world cannot be known by *until_s*.
+    Start near the end of the partition; if there is no snapshot, start at its first record. An incomplete state is
+    accepted only if no live member knows more. The channel then continues after the last record that was read.
     """
     first, end = channel.open(max(0.1, until_s - time.monotonic()))
     start = max(first, end - READ_BACK)
@@ -251,8 +232,8 @@ def read_group_log(channel: Channel, group: str, until_s: float) -> GroupLog:
         log.accept()
     stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
     while not log.is_complete:
-        # A process is, or was, a member whose JOIN was deleted. The leader's next snapshot says the rest; where no
-        # member is alive, none writes a heartbeat within the longest T.
+        # The JOIN of a member was deleted. The leader's next snapshot contains the rest. If no member is alive, nobody
+        # writes a heartbeat within the longest T.
         _read_once(channel, log)
         if log.stranger_at_ms != stranger_at_ms:
             stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()

@@ -190,7 +190,7 @@ class Consumption:
         config = reader_config(
             coordinator.bootstrap_servers, f"kmq.coordination.{coordinator.group}", extra=coordinator.extra
         )
-        # Where neither the group nor Kafka has a position: from the beginning, as a queue's first consumer.
+        # Without a position in the group and in Kafka: from the beginning.
         self._client = make_client(Consumer, {**config, "auto.offset.reset": "earliest"})
         self._partition_count = 0
         self._claims: dict[int, Claim] = {}
@@ -328,7 +328,7 @@ class Consumption:
         place = TopicPartition(self._topic, partition)
         if claim.position is None:
             try:
-                # Where it has no offset either: OFFSET_INVALID, so that `auto.offset.reset` decides.
+                # OFFSET_INVALID if there is none; then `auto.offset.reset` applies.
                 (place,) = self._client.committed([place], timeout=_TIMEOUT_S)
             except KafkaException as error:
                 claim.release()
@@ -341,7 +341,7 @@ class Consumption:
         self._client.incremental_assign([place])
 
     def _commit_to_kafka(self, batch: Batch) -> None:
-        """Show the position to tools that read Kafka's offsets; the group's own position is in the log."""
+        """Commit the position to Kafka too, for tools that read it. The group uses the position in its log."""
         if batch.claim.position is None:
             return
         place = TopicPartition(self._topic, batch.partition, batch.claim.position)
@@ -362,14 +362,13 @@ class Consumption:
     # The pace.
 
     def _watch_pace(self) -> None:
-        """Release the partitions where this member is stuck, or slower than the senders; in a thread."""
+        """In a thread: release partitions on which this member is stuck, or slower than the senders."""
         coordinator, warning_limit = self._coordinator, RateLimit(_WARN_INTERVAL_S)
         admin = make_client(AdminClient, admin_config(coordinator.bootstrap_servers, extra=coordinator.extra))
         while not self._stopping.wait(self._behind_s / LOOKS):
             try:
                 self._look_at_pace(admin)
             except KmqError as error:
-                # Without the topic's end there is nothing to judge.
                 if warning_limit.allows():
                     logger.warning("cannot see whether %s is consumed fast enough: %s", self._topic, error)
 
@@ -404,11 +403,10 @@ class Consumption:
 
 class Pace:
     """
-    Judge whether the holder of a partition keeps up with it, under one claim.
+    Decide whether the holder of a partition is fast enough, under one claim.
 
-    Who catches up keeps up, however much waits: its lag reaches a new minimum from time to time. No more than one batch
-    is no lag, and neither is a partition on which nobody works: transactions end with records of the broker's that no
-    consumer gets.
+    A holder that catches up is fast enough: its lag reaches a new minimum from time to time. A lag of one batch or less
+    is ignored. So is a partition without open messages: the last offset may be a transaction's control record.
 
     Source: Marshal `claim.go`, `healthCheck`, which compares averages of two rates.
     """
@@ -422,11 +420,8 @@ class Pace:
         """
         Return whether the holder has been behind for `limit_s`.
 
-        Args:
-            now_s: Any clock that never runs backwards, seconds.
-            position: Next message to process.
-            end: Offset behind the last message in the topic.
-            is_working: Whether a message was handed out that is not processed yet.
+        *position*: next message to process. *end*: offset after the last message. *is_working*: a message was handed
+        out and is not processed yet.
         """
         lag = end - position
         has_moved, self._position = position > self._position, position

@@ -1,12 +1,10 @@
 """
 One process in a group: it reads the group's partition, heartbeats, and keeps what it holds.
 
-Rule 1: one lock (`changed`) for world, holds and claims. Records get their sequence and their place in the client's
-queue under it, so that both have the same order.
-Rule 2: a hold that is over by the clock ends its claim before anything else is read: a renewal that arrives late does
-not bring it back.
-Rule 3: a claim that was lost is released a T after its hold was over, or lapses: the end of a hold is not the end of
-the work under it.
+Rule 1: one lock (`changed`) protects world, holds and claims. Records get their sequence number and are queued under
+it, so both have the same order.
+Rule 2: when a hold is over by the clock, its claim ends before anything else is read. A late renewal changes nothing.
+Rule 3: a lost claim is released T after the end of its hold, or lapses: work under it may last longer than the hold.
 """
 
 from __future__ import annotations
@@ -40,16 +38,16 @@ BEATS_PER_INTERVAL = 3
 """Heartbeats within T: two may be late before a hold is over."""
 
 JOIN_AGAIN_MS = 2_000
-"""A JOIN that is not read back within this time is written again, whatever T is: a broker just started loses some."""
+"""A JOIN that is not read back within this time is written again: a broker that has just started loses some."""
 
 POSITIONS_AT_ONCE = 900
 """Positions in one record: with the longest names it stays below the largest record."""
 
 LONGEST_READ_S = 0.1
-"""The thread looks that often whether it is to stop."""
+"""Interval at which the thread checks whether it must stop."""
 
 _JOIN = 0
-"""The key of the answer to a JOIN, in place of its sequence: the first JOIN may be lost, any later one answers it."""
+"""Key of the answer to a JOIN. Not its sequence number, because a later JOIN may answer a lost one."""
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -60,7 +58,7 @@ def now_ms() -> float:
 
 
 class LogChannel(Protocol):
-    """The way to the group's partition, see `Channel`."""
+    """The part of a `Channel` that a session uses."""
 
     failure: KmqError | None
     trouble: str
@@ -69,7 +67,7 @@ class LogChannel(Protocol):
         """Return records that have arrived, in order; wait for the first one."""
 
     def write(self, value: bytes) -> None:
-        """Hand a record over; in the order of the calls they are appended."""
+        """Pass a record on. Records are appended in the order of the calls."""
 
     def serve(self) -> None:
         """Take the answers to what was written."""
@@ -77,23 +75,12 @@ class LogChannel(Protocol):
 
 class Session:
     """
-    What one process knows and does in a group; an observer until `join` makes it a member.
+    One process in a group: an observer, until `join` makes it a member.
 
-    Args:
-        channel: To the group's partition, at the place where `log` ends.
-        log: Read to the end of the partition.
-        client_id: Client id of the member.
-        instance: Instance of this process.
-        join_fields: Fields of its JOIN.
-        duties: What is due when this member leads.
-        clock_ms: Monotonic clock, milliseconds.
-
-    Attributes:
-        changed: Lock of everything here; notified after each batch of records.
-        claims: What this process holds, by resource.
-        failure: Why the session is over; None while it lasts.
-        on_effects: Called with the effects of a batch, under the lock; must return at once.
-        until_ms: When all holds end, by the monotonic clock.
+    `changed`: lock of everything here, notified after each batch of records. `claims`: by resource. `failure`: error
+    that ended the session. `on_effects` is called with the effects of a batch, under the lock, and must return at once.
+    `until_ms`: when all holds end, by the monotonic clock. *log* is read to the end of the partition, where *channel*
+    continues.
     """
 
     def __init__(
@@ -146,13 +133,7 @@ class Session:
     # Writing.
 
     def send(self, kind: RecordType, **fields: Any) -> int:
-        """
-        Write a record; return its sequence.
-
-        Raises:
-            MalformedRecordError: A field is out of bounds.
-            KmqError: The session is over, or the client takes no more records.
-        """
+        """Write a record; return its sequence number."""
         with self.changed:
             if self.failure is not None:
                 raise self.failure
@@ -164,13 +145,7 @@ class Session:
             return self._sequence
 
     def ask(self, kind: RecordType, wait_s: float, **fields: Any) -> Applied:
-        """
-        Write a record and wait until it is read back; return what it led to.
-
-        Raises:
-            KafkaClientError: It was not read back in time; it may be later.
-            KmqError: The session is over.
-        """
+        """Write a record and wait until it is read back; return its effects. After a time-out it may still come."""
         with self.changed:
             sequence = self.send(kind, **fields)
             key = _JOIN if kind is RecordType.JOIN else sequence
@@ -195,7 +170,7 @@ class Session:
 
     def stop(self, *, leave: bool) -> None:
         """
-        End every claim, then write what is left to say: the positions, and LEAVE.
+        End every claim, then write the positions and LEAVE.
 
         Without LEAVE the claims lapse after 2T, or a successor takes them over.
         """

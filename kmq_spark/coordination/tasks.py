@@ -1,9 +1,9 @@
 """
-Run the tasks that the group's leader gives to this process.
+Run the tasks that the group's leader assigns to this process.
 
 Rule 1: a task runs in this process only while this process holds its claim: claim, run, stop, release.
-Rule 2: a task that goes to another member or is removed is asked to stop (`stopping`); its claim is released when the
-handler has returned, so that the next owner begins after this one has ended.
+Rule 2: a task that is reassigned or removed is asked to stop (`stopping`). Its claim is released after the handler has
+returned, so that the next owner starts later.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class RunningTask:
 
     Attributes:
         name: Name of the task.
-        payload: What `add_task` said.
-        claim: Its claim: hand `claim.epoch` to whatever you write to, and call `claim.check()` before you write.
-        stopping: Set when the handler is to return: the task goes elsewhere, or the claim is lost; then another member
-            may begin a T later.
+        payload: Payload from `add_task`.
+        claim: Its claim: pass `claim.epoch` to the system that you write to, and call `claim.check()` before you write.
+        stopping: Set when the handler must return: the task was reassigned, or the claim was lost. Another member may
+            start the task T after a loss.
     """
 
     def __init__(self, name: str, payload: bytes, claim: Claim) -> None:
@@ -90,18 +90,18 @@ class TaskRunner:
         return sorted(self._running)
 
     def start(self) -> None:
-        """Begin to run what is assigned."""
+        """Start to run assigned tasks."""
         self._thread.start()
 
     def drain(self, timeout: float | timedelta = 30.0) -> bool:
         """
-        Hand all tasks over to other members, each after it has ended here.
+        Stop all tasks, so that other members run them.
 
         Args:
             timeout: Longest time, seconds or a timedelta.
 
         Returns:
-            Whether nothing runs here any more; not so where no other member takes the tasks.
+            Whether all have stopped; False if no other member takes them.
         """
         until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
         self._coordinator.drain()

@@ -1,4 +1,4 @@
-"""The coordination topic: how it is made, whether it fits, and in which partition a group lies."""
+"""Create and check the coordination topic, and find the partition of a group."""
 
 from __future__ import annotations
 
@@ -93,13 +93,9 @@ def create_coordination_topic(
 
 def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_s: float) -> int:
     """
-    Return `retention.ms` of the coordination topic; 0 where this user may not read it, and so checks no setting.
+    Return `retention.ms` of the coordination topic; 0 if this user may not read its settings.
 
-    Records without the broker's append time are refused when they are read.
-
-    Raises:
-        TopicError: The topic does not exist, or a setting is wrong; the message names the repair.
-        KafkaClientError: The broker cannot be reached.
+    Raises TopicError, with the repair, for a missing topic or a wrong setting.
     """
     replicas = shape_of(admin, topic, bootstrap_servers, timeout_s).replicas
     if not replicas:

@@ -43,3 +43,12 @@ def test_importing_every_module_changes_nothing_in_the_process() -> None:
     count, changes = json.loads(done.stdout)
     assert count > 150
     assert changes == []
+
+
+def test_consumer_is_imported_without_what_only_operators_need() -> None:
+    """Also few modules of ours: a worker that starts is waited for."""
+    code = "import sys; from kmq_spark import QueueConsumer; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert not {"pydantic", "pyspark", "typer", "rich"}.intersection(loaded)
+    assert sum(name.split(".")[0] == "kmq_spark" for name in loaded) <= 45
