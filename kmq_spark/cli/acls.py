@@ -45,15 +45,7 @@ class Grant(NamedTuple):
 
 
 def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[Grant]:
-    """
-    Yield the grants that the parts of a queue need.
-
-    Args:
-        topics: Topic and group names of the queue.
-        logical_queues: Logical queues; their consumers get grants too, and the tracker gets grants on their groups.
-
-    Source: reliability.md, S2.
-    """
+    """Yield the grants that the parts of a queue need; consumers of *logical_queues* have groups of their own."""
     from kmq_spark.kafka.queue_rules import RULES_TOPIC
 
     queue, markers, letters, redrive = (
@@ -137,10 +129,7 @@ def coordination_grants(fleet: str, group: str, topic: str) -> Iterator[Grant]:
     """
     Yield the grants that a tracker fleet, and the members of a coordination group, need in addition.
 
-    Args:
-        fleet: Name of the fleet; empty for none.
-        group: Name of the group; empty for none.
-        topic: The coordination topic. Write on it is a right over all groups in it.
+    Write on the coordination topic is a right over all groups in it. Empty names: none.
     """
     used_by = [("tracker", fleet_group(fleet))] if fleet else []
     used_by += [("member", group)] if group else []

@@ -1,5 +1,5 @@
 """
-`kmq dlq`: list, show, redrive and purge dead letters.
+`kmq dlq`: list, redrive and purge dead letters.
 
 Rule 1: without `--execute`, `redrive` and `purge` only print what they would do.
 Rule 2: control characters in text from a message are escaped, never written to the terminal.
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from kmq_spark.dlq.redrive import RedriveSummary
     from kmq_spark.wire.dead_letter import DeadLetter
 
-app = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_help=True)
-
-LIST_LIMIT = 100
-"""Default limit of `list`: one or two screens."""
+app = typer.Typer(help="Dead letters: list, redrive, purge.", no_args_is_help=True)
 
 MAX_SHOWN_IDS = 10
 
@@ -42,7 +39,6 @@ Ids = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="Most dead letters, at least 1.", metavar="N")]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it; without this option, only show what would be done.")]
-MaxBytes = Annotated[int, typer.Option(min=1, help="What is shown of a key, a value or a header.", metavar="N")]
 
 
 @dataclass(frozen=True)
@@ -90,42 +86,31 @@ def list_(
     name: QueueName,
     connection: Connection,
     wanted: Wanted,
-    limit: Limit = LIST_LIMIT,
+    limit: Limit = 100,
     form: Form = OutputForm.TABLE,
-    max_bytes: MaxBytes = 256,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="What is shown of a key, a value or a header.", metavar="N")
+    ] = None,
 ) -> None:
-    """List the dead letters that are neither redriven nor purged, a partition after the other, oldest first."""
+    """
+    List the dead letters that are neither redriven nor purged, a partition after the other, oldest first.
+
+    Those named with --id are shown whole: reason, attempts, key, value, headers.
+    """
     from kmq_spark.dlq.dead_letters import list_dead_letters
 
     chosen = wanted.chosen()
     letters = list_dead_letters(name, **chosen, limit=limit, **connection.reach())
-    count = _print_letters(letters, form, max_bytes)
+    if wanted.ids:
+        found = list(letters)
+        _print_whole(found, form, max_bytes or 4096)
+        _fail_if_missing([each for each in dict.fromkeys(wanted.ids) if each not in {one.id for one in found}], name)
+        return
+    count = _print_letters(letters, form, max_bytes or 256)
     if not count and form is OutputForm.TABLE:
         typer.echo(f"no open dead letters of {name}" + (" that match" if any(chosen.values()) else ""), err=True)
     if count == limit:
         typer.echo(f"stopped at {limit}; --limit shows more", err=True)
-
-
-@command(app, "show")
-def show(
-    name: QueueName,
-    connection: Connection,
-    ids: Annotated[list[str], typer.Argument(help="Ids, as `list` shows them.", metavar="P:O...")],
-    form: Form = OutputForm.TABLE,
-    max_bytes: MaxBytes = 4096,
-) -> None:
-    """Show all of a dead letter: reason, attempts, key, value, headers."""
-    from kmq_spark.dlq.dead_letters import list_dead_letters
-
-    letters = list(list_dead_letters(name, ids=ids, **connection.reach()))
-    if form is OutputForm.TABLE:
-        for number, letter in enumerate(letters):
-            if number:
-                typer.echo()
-            _print_whole(letter, max_bytes)
-    else:
-        print_data(form, [as_json(letter, max_bytes=max_bytes, with_headers=True) for letter in letters])
-    _fail_if_missing([each for each in dict.fromkeys(ids) if each not in {letter.id for letter in letters}], name)
 
 
 @command(app, "redrive")
@@ -225,9 +210,9 @@ def _fail_if_missing(missing: list[str], name: str) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[str, Any]:
+def as_json(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
     """Return a dead letter as a JSON object; a key or value that is not UTF-8 is hex under another name."""
-    found: dict[str, Any] = {
+    return {
         "id": letter.id,
         "partition": letter.partition,
         "offset": letter.offset,
@@ -243,15 +228,12 @@ def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[s
         **json_bytes("value", letter.value, max_bytes),
         "value_bytes": len(letter.value) if letter.value is not None else None,
     }
-    if with_headers:
-        found["headers"] = [{"name": name, **json_bytes("value", value, max_bytes)} for name, value in letter.headers]
-    return found
 
 
 def _print_letters(letters: Iterable[DeadLetter], form: OutputForm, max_bytes: int) -> int:
     """Print a list of dead letters; return their number."""
     if form is not OutputForm.TABLE:
-        return print_data(form, (as_json(each, max_bytes=max_bytes, with_headers=False) for each in letters))
+        return print_data(form, (as_json(each, max_bytes) for each in letters))
     rows = [
         (
             letter.id,
@@ -272,29 +254,32 @@ def _origin(letter: DeadLetter) -> str | None:
     return None if letter.origin is None else letter.origin.text
 
 
-def _print_whole(letter: DeadLetter, max_bytes: int) -> None:
-    size = len(letter.value) if letter.value is not None else 0
-    attempts = [
-        ("  sent", f"{instant(at_ms)}  ({number} of {len(letter.attempts_ms)})")
-        for number, at_ms in enumerate(letter.attempts_ms, 1)
-    ]
-    facts = [
-        ("dead letter", letter.id),
-        ("reason", shown(letter.reason)),
-        *([("cannot redrive", shown(letter.problem))] if letter.problem else []),
-        ("origin", _origin(letter) or "-"),
-        *([("logical queue", shown(letter.logical_queue))] if letter.logical_queue else []),
-        ("deliveries", str(letter.delivery_count)),
-        ("first sent", instant(letter.first_sent_ms)),
-        *attempts,
-        ("dead since", instant(letter.dead_at_ms)),
-        ("key", shown(letter.key, max_bytes)),
-        ("value", f"{size} bytes: {shown(letter.value, max_bytes)}"),
-        ("headers", ""),
-        *((f"  {shown(name)} =", shown(value, max_bytes)) for name, value in letter.headers),
-    ]
-    for name, value in facts:
-        typer.echo(f"{name:<14} {value}".rstrip())
+def _print_whole(letters: list[DeadLetter], form: OutputForm, max_bytes: int) -> None:
+    if form is not OutputForm.TABLE:
+        with_headers = (
+            as_json(letter, max_bytes)
+            | {"headers": [{"name": name, **json_bytes("value", value, max_bytes)} for name, value in letter.headers]}
+            for letter in letters
+        )
+        print_data(form, with_headers)
+        return
+    for letter in letters:
+        size = len(letter.value) if letter.value is not None else 0
+        facts = [
+            ("dead letter", letter.id),
+            ("reason", shown(letter.reason)),
+            ("cannot redrive", shown(letter.problem)),
+            ("origin", _origin(letter) or "-"),
+            ("logical queue", shown(letter.logical_queue)),
+            ("deliveries", str(letter.delivery_count)),
+            ("first sent", instant(letter.first_sent_ms)),
+            *(("  sent", instant(at_ms)) for at_ms in letter.attempts_ms),
+            ("dead since", instant(letter.dead_at_ms)),
+            ("key", shown(letter.key, max_bytes)),
+            ("value", f"{size} bytes: {shown(letter.value, max_bytes)}"),
+            *((f"{shown(name)} =", shown(value, max_bytes)) for name, value in letter.headers),
+        ]
+        typer.echo("\n".join(f"{name:<14} {value}" for name, value in facts if value) + "\n")
 
 
 def _print_summary(summary: RedriveSummary, said: str, topics: str, form: OutputForm, *, is_done: bool) -> None:

@@ -40,10 +40,9 @@ SLIM = ("QUEUE…", ">READY", ">FLIGHT", ">OLDEST", ">ACK/S", ">DEAD", ">LAG")
 @dataclass(frozen=True, slots=True)
 class Frame:
     """
-    The result of one look at all queues.
+    One look at all queues: messages a second since the one before, by queue and counter, and an error of this look.
 
-    A queue that could not be read has its earlier view, and `trouble` says why. `rates` are messages a second since the
-    previous look, by queue and counter; empty at first.
+    A queue that could not be read has its earlier view.
     """
 
     views: dict[str, QueueView]

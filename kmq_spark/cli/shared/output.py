@@ -4,8 +4,7 @@ Shared code for output: output forms, escaping, tables.
 Rule 1: control characters in text from a message are escaped, never written to the terminal.
 Rule 2: a table fits the width of the terminal; in a pipe it may have up to `PIPE_WIDTH` characters. JSON has no width
 limit.
-Rule 3: a closed pipe ends the command without an error (`common.one_line_errors`), so this module writes only through
-`typer.echo`.
+Rule 3: a closed pipe ends the command without an error, so this module writes only through `typer.echo`.
 """
 
 from __future__ import annotations
@@ -50,13 +49,7 @@ def width() -> int:
 
 
 def rendered(*parts: RenderableType, columns: int | None = None) -> str:
-    """
-    Render tables and texts with rich, as text for `typer.echo`.
-
-    Args:
-        parts: Tables and texts.
-        columns: Width in characters; None for the width of the output.
-    """
+    """Return tables and texts as text for `typer.echo`; *columns*: width, by default that of the output."""
     text = io.StringIO()
     console = Console(
         file=text, width=columns or width(), highlight=False, markup=False, emoji=False,
@@ -69,13 +62,10 @@ def rendered(*parts: RenderableType, columns: int | None = None) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """
-    Return a table without border lines.
+    Return a table without border lines. Text from outside must have been escaped with `shown`.
 
-    Args:
-        columns: Column heads. `>` at the beginning marks a column of numbers. `…` at the end marks a column that is
-            truncated if there is no room; with a number after it, the column has at most that many characters. All
-            other columns are wrapped.
-        rows: Cells; text from outside must have been escaped with `shown`.
+    `>` before the head marks a column of numbers. `…` after it marks a column that is truncated if there is no room;
+    with a number, the column has at most that many characters. All other columns are wrapped.
     """
     made = Table(box=None, pad_edge=False, header_style="")
     for column in columns:
@@ -94,14 +84,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table
 
 
 def print_rows(form: OutputForm, rows: Sequence[Mapping[str, Any]], as_table: Callable[[], RenderableType]) -> None:
-    """
-    Print rows in the given output form.
-
-    Args:
-        form: Output form.
-        rows: Rows as JSON values.
-        as_table: Function that creates the table, called only for that form.
-    """
+    """Print rows as JSON values, or as the table that *as_table* makes."""
     if form is OutputForm.TABLE:
         typer.echo(rendered(as_table()))
     else:
@@ -127,15 +110,9 @@ def print_data(form: OutputForm, rows: Iterable[Mapping[str, Any]]) -> int:
 
 def shown(value: bytes | str | None, max_bytes: int = 0) -> str:
     """
-    Return bytes or text in a form that is safe for a terminal.
+    Return bytes or text in a form that is safe for a terminal, at most *max_bytes* (0 = all).
 
-    Args:
-        value: Value from the log.
-        max_bytes: Largest number of bytes shown; 0 = all.
-
-    Returns:
-        The text if it is UTF-8, hex otherwise; `-` for None. Unprintable characters are escaped, including control
-        characters and line breaks.
+    That is the text if it is UTF-8, with unprintable characters escaped, else hex; `-` for None.
     """
     if value is None:
         return "-"

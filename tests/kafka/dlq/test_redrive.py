@@ -261,10 +261,10 @@ def test_commands_show_what_they_would_do_then_do_it(letters: Letters) -> None:
     assert "0:0" in listed.stdout
     assert "no such customer\\x07" in listed.stdout
     assert "0xff00" in listed.stdout
-    shown = letters.kmq("show", "0:0")
+    shown = letters.kmq("list", "--id", "0:0")
     assert "7 bytes: a\\x1b[31m\\n" in shown.stdout
     assert DLQ_MESSAGE in shown.stdout
-    as_json = json.loads(letters.kmq("show", "0:0", "-o", "jsonl").stdout)
+    as_json = json.loads(letters.kmq("list", "--id", "0:0", "-o", "jsonl").stdout)
     assert (as_json["value"], as_json["key_hex"], as_json["id"]) == ("a\x1b[31m\n", "ff00", "0:0")
     assert DELIVERY_COUNT in {header["name"] for header in as_json["headers"]}
     dry = letters.kmq("redrive", "--reason", "customer")

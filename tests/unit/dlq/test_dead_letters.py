@@ -162,10 +162,9 @@ def test_nothing_of_a_message_reaches_the_terminal_unescaped(value: bytes | str 
 
 
 def test_json_distinguishes_text_and_bytes() -> None:
-    found = as_json(letter(key=b"\xff", value=b"0xff"), max_bytes=3, with_headers=True)
+    found = as_json(letter(key=b"\xff", value=b"0xff"), max_bytes=3)
     assert (found["key_hex"], found["value"], found["value_is_cut"], found["value_bytes"]) == ("ff", "0xf", True, 4)
     assert "key" not in found
-    assert found["headers"][0] == {"name": "kmq-delivery-count", "value": "5"}
 
 
 def test_what_is_done_with_is_counted_from_an_offset_on() -> None:
