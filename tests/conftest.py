@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.workers import GROUPS_FILE, GroupScheduling, last_resort, longest_first, write_groups
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kmq_spark.local.broker import EmbeddedBroker
 
 # A shared machine may be slow for a moment: time is measured in benchmarks, not here.
-settings.register_profile("kmq", deadline=None)
+settings.register_profile("kmq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kmq")
 
 # For every JVM of Spark, ours and those of processes that tests start: within a test none earns back what the second
