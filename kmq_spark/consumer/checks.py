@@ -50,7 +50,7 @@ def limits_of(lease: float | timedelta, max_lease: float | timedelta | None, max
 
 
 def check_topics(client: Producer, topics: QueueTopics, bootstrap_servers: str, timeout: float) -> None:
-    """Raise TopicError where a topic of a queue is missing, or there are fewer markers partitions than others."""
+    """Raise TopicError if a topic of the queue is missing, or the markers topic has too few partitions."""
     counts = {
         topic: partition_count(client, topic, bootstrap_servers, timeout)
         for topic in (topics.queue_topic, topics.markers_topic)

@@ -264,7 +264,7 @@ class QueueConsumer:
         releases the messages that no handler has seen, without counting the delivery, and waits for the running
         handlers. A second Ctrl+C ends the run immediately.
 
-        Counts of the messages are in the default registry of `prometheus_client`, where that is installed.
+        Counts of the messages are in the default registry of `prometheus_client`, if it is installed.
 
         Args:
             handler: Called with one message. If it returns, the message is acknowledged, unless the handler has settled

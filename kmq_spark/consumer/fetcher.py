@@ -182,7 +182,7 @@ class Fetcher:
         for batch in self.started:
             for partition, offset in batch.first_offsets.items():
                 first.setdefault(partition, offset)
-            # Not where the commit was interrupted: what is to be committed stays held, and the caller releases it.
+            # If the commit was interrupted, the messages stay held, and the caller releases them.
             batch.drop({p for p, at in batch.next_offsets.items() if self.offsets.positions.get(p, -1) < at})
         self.started.clear()
         return first

@@ -1,13 +1,13 @@
 """
-Where a consumer begins whose group has no committed offset: it is new, or its offsets have expired (KIP-211).
+Where a consumer starts if its group has no committed offset: it is new, or its offsets have expired (KIP-211).
 
 Kafka deletes the offsets of a group that has had no members for `offsets.retention.minutes`, and logs nothing. The
-consumer then reads the topic from its beginning. The markers say which messages were started before: these are done, or
-the tracker has them.
+consumer then reads the topic from its beginning. The markers show which messages were started before: these are done,
+or the tracker redelivers them.
 
-Rule 1: the messages of a partition are passed over up to the first one that was never started.
-Rule 2: no offset of the partition is committed before that: a consumer that begins in the middle could not tell.
-Rule 3: where the markers that would say it are removed, the consumer refuses, and names the command that decides.
+Rule 1: in each partition the consumer skips messages up to the first one that was never started.
+Rule 2: it commits no offset of the partition before that; a later start in the middle could not use the markers.
+Rule 3: if the markers have been deleted, the consumer raises an error that names the command to run.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 
 CLOCK_MARGIN_MS = 1_000
-"""A START may be so much older than its message: two brokers. Older ones are of an earlier topic of this name."""
+"""A START may be this much older than its message (two brokers). Older ones belong to an earlier topic of this name."""
 
 
 class History:
-    """`unproven`: partitions without a committed offset of which no message that was never started was met yet."""
+    """`unproven`: partitions without a committed offset in which no message was found yet that was never started."""
 
     def __init__(
         self, group: str, topics: QueueTopics, bootstrap_servers: str, extra: Mapping[str, str] | None
@@ -80,7 +80,7 @@ class History:
         partitions.clear()
 
     def without_started(self, records: Sequence[KafkaMessage], admissions: Sequence[Admission]) -> list[Admission]:
-        """Return the verdicts, with that messages are skipped that were started before."""
+        """Return the verdicts; messages that were started before are skipped."""
         found = list(admissions)
         for index, record in enumerate(records):
             partition: Any = record.partition()
@@ -97,7 +97,7 @@ class History:
     def _begin(self, missing: set[int]) -> None:
         topics = self._topics
         first, end = (self._offsets(topics.queue_topic, missing, spec) for spec in (EARLIEST, LATEST))
-        # Without a marker nothing was started: the group is the first one.
+        # Without a marker nothing was started: the group is new.
         if any(self._marker_offsets(LATEST).values()):
             self.unproven |= {each for each in missing if first[each] < end[each]}
         self._ends |= end

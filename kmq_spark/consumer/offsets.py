@@ -79,7 +79,6 @@ class OffsetCommits:
             for partition in partitions:
                 self.positions.pop(partition, None)
                 self._uncommitted.pop(partition, None)
-                self._answered.pop(partition, None)
 
     def use_new_client(self) -> None:
         """Await no answer: the client that would give it was replaced, and the group takes no commit of it."""
@@ -130,8 +129,8 @@ class OffsetCommits:
                 self._log_failure(error.args[0].str())
                 return False
             else:
-                self._answered.update(positions)
-                self._confirm()
+                # After a rebalance the group takes no commit that was sent before it, so none that is still awaited.
+                self.confirmed.update(positions)
                 return True
             finally:
                 failpoint("consumer.revoked")

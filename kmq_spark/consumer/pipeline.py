@@ -1,11 +1,11 @@
 """
-The road of a message: fetch, START, durable, commit, hand out. And the way back for what is not handed out.
+The steps of a message: fetch, START, durable, commit, hand out.
 
 Rule 1: a message is handed out, and its offset committed, only after its START is durable.
-Rule 2: whatever fails or interrupts a call before the hand-out is undone. What is committed is released without
-counting the delivery, and everything else is fetched again. Only `undo` does this.
-Rule 3: one batch is fetched ahead while the caller comes back quickly. It is given back where the caller stays away,
-and dropped where its lease or the assignment of its partitions is over.
+Rule 2: a call that fails or is interrupted before the hand-out is undone, by `undo` only: committed messages are
+released without counting the delivery, all others are fetched again.
+Rule 3: one batch is fetched ahead for a caller that comes back quickly. It is released if the caller stays away, and
+dropped when its lease ends or its partitions are revoked.
 
 Source: kmq README, "How does kmq work"; kafka-mq-go does these steps for each message, and waits for each. KIP-1206 for
 the strict limit. RabbitMQ's prefetch, and its warning about the prefetched messages of a dead consumer.
@@ -61,7 +61,7 @@ QUICK_CALLS = 3
 """A caller is quick that has come back this often in a row, within `QUICK_S` of the last hand-out each time."""
 
 AWAY_S = 1.0
-"""A caller that does not come back for this time gets nothing ahead: others can process what waits for it."""
+"""If a caller does not come back for this time, what is ahead is released: others can process it."""
 
 GIVE_BACK_S = 5.0
 """Longest wait for the commit of what is given back. If it fails, what is ahead stays for the caller."""
@@ -314,7 +314,7 @@ class Pipeline:
             self._watcher.start()
 
     def _watch(self) -> None:
-        """Give back what is ahead where the caller stays away. Ends when nothing is ahead."""
+        """Release what is ahead if the caller stays away. Ends when nothing is ahead."""
         while True:
             time.sleep(AWAY_S / 4)
             with self._lock:
@@ -383,7 +383,7 @@ class Pipeline:
         return room._replace(max_bytes=max(0, max_bytes))
 
     def _wait_for_room(self, max_messages: int, until: float, gather_s: float) -> bool:
-        """Wait until there is room for a message; for *max_messages* where they are to be gathered, and not as long."""
+        """Wait until there is room for a message; with *gather_s*, so long at most for *max_messages*."""
         while True:
             room, now = self._room().max_messages, time.monotonic()
             if room >= max_messages or (room >= 1 and not gather_s):

@@ -257,7 +257,7 @@ class _Commit:
         return found
 
     def note_marker(self, error: KafkaError | None, sent: KafkaMessage) -> None:
-        """Note where a marker of this transaction is, from its delivery report."""
+        """Store the place of a marker of this transaction, from its delivery report."""
         if error is None:
             self.written_at = (sent.partition() or 0, sent.offset() or 0)
 
@@ -306,7 +306,7 @@ class ResultTransactions:
         lease_s: float,
         timeout: float,
     ) -> None:
-        # With the broker's scan it fits into the lease, where that is long enough.
+        # Together with the broker's scan it fits into the lease, if the lease is long enough.
         timeout_ms = max(SHORTEST_TIMEOUT_MS, min(LONGEST_TIMEOUT_MS, round(lease_s * 1000) - ABORT_SCAN_MS))
         self._markers_topic = topics.markers_topic
         self._leases = leases

@@ -171,12 +171,12 @@ class Channel:
         return self._reader
 
     def _count(self, timeout_s: float) -> int:
-        """Return the partitions of the topic, 0 where it does not exist."""
+        """Return the number of partitions of the topic, 0 if it does not exist."""
         metadata = self._open_reader().list_topics(self.topic, timeout=timeout_s).topics.get(self.topic)
         return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
 
     def _check_partition_count(self) -> None:
-        """End where the topic has other partitions than before: new members would look for the group elsewhere."""
+        """End if the number of partitions has changed: new members would look for the group in another one."""
         try:
             count = self._count(_CHECK_TIMEOUT_S)
         except KafkaException:
@@ -239,7 +239,7 @@ def read_group_log(channel: Channel, group: str, until_s: float) -> GroupLog:
             stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
         elif time.monotonic() - quiet_since_s > LONGEST_SILENCE_S:
             log.accept()
-        advice = f"check that its leader runs; where all members are dead, join with timeout above {LONGEST_SILENCE_S}"
+        advice = f"check that its leader runs; if all members are dead, join with timeout above {LONGEST_SILENCE_S}"
         _check_time(until_s, channel, f"no snapshot of group {group!r} was found", advice)
     return log
 

@@ -153,8 +153,8 @@ class Consumption:
         most_claims: Most partitions that this member takes; 0 = no limit.
         auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
         idle: End after so long without a message, seconds or a timedelta; None: never.
-        release_if_behind: Release a partition where this member has been stuck, or slower than the senders, for so
-            long, 1 second to a day, and leave it to the others for as long again. None: never.
+        release_if_behind: Release a partition after this time if this member is stuck, or slower than the senders,
+            and do not claim it again for as long; 1 second to a day. None: never.
 
     Raises:
         ConfigError: A value is out of bounds.
@@ -265,7 +265,7 @@ class Consumption:
         self._commit_to_kafka(batch)
 
     def _next(self) -> Batch | None:
-        """Return a batch that may be handed out, None where there is none now."""
+        """Return a batch that may be handed out; None if there is none now."""
         if not self._claims:
             time.sleep(_POLL_S)
             return None

@@ -53,7 +53,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now_ms() -> float:
-    """Return milliseconds of a monotonic clock that also runs while the host sleeps, where the system has one."""
+    """Return milliseconds of a monotonic clock that also runs while the host sleeps, if the system has one."""
     return (time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)) * 1000
 
 
@@ -215,7 +215,7 @@ class Session:
         )
 
     def claim(self, resource: str, wait_s: float) -> Claim | None:
-        """Write a CLAIM; return the claim where it was granted and the hold lasts."""
+        """Write a CLAIM; return the claim if it was granted and is still held."""
         applied = self.ask(RecordType.CLAIM, wait_s, resource=resource)
         if Ignored.OVER_LIMIT in applied.ignored:
             message = f"cannot claim {resource!r}: the group has the most resources that it may have; use another group"
@@ -314,7 +314,7 @@ class Session:
             self._lose_all("no renewal was read back from the log for T")
 
     def _lead(self) -> None:
-        """Assign tasks and write a snapshot, where they are due."""
+        """Assign tasks and write a snapshot if they are due."""
         try:
             for assignments in self._duties.assignments(self.world, self._clock_ms()):
                 self.send(RecordType.ASSIGN, generation=self.world.generation, assignments=assignments)

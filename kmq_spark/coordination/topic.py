@@ -45,7 +45,7 @@ def create_coordination_topic(
     extra: Mapping[str, str] | None = None,
 ) -> None:
     """
-    Create the coordination topic where it does not exist, and check it; an existing one is not changed.
+    Create the coordination topic if it does not exist, and check it. An existing topic is not changed.
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
@@ -115,7 +115,7 @@ def missing_topic(topic: str) -> str:
 
 
 def partition_of(group: str, partition_count: int) -> int:
-    """Return the partition in which the records of a group lie: where Kafka's own clients put its name as a key."""
+    """Return the partition of a group: the one that Kafka's own clients choose for its name as a key."""
     return (murmur2(group.encode()) & 0x7FFFFFFF) % partition_count
 
 
