@@ -65,7 +65,11 @@ class PositionLog:
         """
         self.queue_partition_count()
         if not self._exists():
-            message = f"topic {self.topic!r} does not exist; run `kmq queue create {self.queue_topic}`"
+            # A broker with an authorizer hides a topic from a user without the right to describe it.
+            message = (
+                f"topic {self.topic!r} does not exist, or is hidden from this user; run `kmq queue create "
+                f"{self.queue_topic}`, or grant the access that `kmq acls {self.queue_topic}` lists"
+            )
             raise TopicError(message)
         found = settings_of(self._admin, [self.topic], self._timeout, skip_errors=True).get(self.topic, {})
         if (policy := found.get("cleanup.policy", "compact")) != "compact":

@@ -49,7 +49,7 @@ def test_producer_with_an_id_does_its_work_with_what_kmq_acls_lists(secured: Sec
 
 
 def test_error_of_a_producer_without_the_rights_for_an_id_names_where_they_are_listed(secured: SecuredBroker) -> None:
-    with pytest.raises(KmqError, match="kmq acls"):
+    with pytest.raises(KmqError, match="kmq acls orders"):
         producer_of(secured, "producer")
 
 
