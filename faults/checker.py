@@ -5,7 +5,7 @@ Rule 1: exact, and clock-free where the promise is: every instant compared is th
 Rule 2: what a tracker may decide is the oracle's to say (`oracle.py`); no code of the fold is used.
 Rule 3: what a promise leaves room for is counted, not forgiven in silence, and has a bound.
 
-The invariants' numbers are those of docs/faults.md, which has each rule.
+The invariants' numbers are those of docs/internals/faults.md, which has each rule.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 What a copy or a dead letter must be, byte for byte, given the message that it follows and what was decided about it.
 
 Rule 1: the whole record is compared: key, value, the headers of others in their order, and each `kmq-` and
-`__dlq.errors.` header with the value that docs/protocol.md gives it. A missing one is as wrong as a new one.
+`__dlq.errors.` header with the value that docs/internals/protocol.md gives it. A missing one is as wrong as a new one.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Rule 2: records are taken strictly in order. A batch plan covers a prefix of the
 states what is done. The remaining records wait and are not started.
 Rule 3: headers are untrusted. A header that cannot be read counts as absent.
 
-Source: docs/protocol.md, "What a consumer does with a record". KAFKA-17541 for suspects: Kafka's share groups halve the
-batch instead.
+Source: docs/internals/protocol.md, "What a consumer does with a record". KAFKA-17541 for suspects: Kafka's share groups
+halve the batch instead.
 """
 
 from __future__ import annotations

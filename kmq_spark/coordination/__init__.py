@@ -3,7 +3,7 @@ One owner at a time, work spread over processes, groups that can be paused: with
 
     from kmq_spark.coordination import Coordinator, GroupView
 
-docs/coordination.md has the protocol, and what it rests on.
+docs/coordination.md says how to use it and what it rests on; docs/internals/protocol.md has the protocol.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The client of the coordination topic: join a group, claim resources, share tasks
 Rule 1: the log decides: a call returns after its record was read back.
 Rule 2: a forked child process holds nothing and cannot use the coordinator.
 
-Source: Marshal's `Marshaler` and `Consumer`; its options are named in docs/coordination.md.
+Source: Marshal's `Marshaler` and `Consumer`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Producers that resume: messages and source position in one transaction. See docs/producers.md."""
+"""Producers that resume: messages and source position in one transaction. See docs/producing.md."""

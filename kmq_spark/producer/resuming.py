@@ -46,7 +46,7 @@ class ResumingProducer:
 
     `commit(position)` writes the messages sent so far and the position of the source in one Kafka transaction. A later
     producer with the same id, also after a crash, resumes at `position` and fences the older producer. See
-    docs/producers.md.
+    docs/producing.md.
 
         with ResumingProducer("orders", "nightly-import", bootstrap_servers="localhost:9092") as producer:
             for number, line in enumerate(lines, 1):

@@ -4,8 +4,8 @@ Apply the records of a coordination group to its world.
 Rule 1: every change depends on the record, its offset and its append time, and on nothing else.
 Rule 2: before each record of the partition, of whatever group, claims that were not renewed for 2T lapse and members
 without a heartbeat for 2T are dropped, oldest first.
-Rule 3: members are not trusted: a record that does not meet its conditions (docs/coordination.md, effects) changes
-nothing, and the reason is reported.
+Rule 3: no member is trusted: a record that does not meet its needs (docs/internals/protocol.md) changes nothing, and
+is reported with its reason.
 
 From record to record, the group's clock moves by the difference of their append times, but by 0 to T/2 only. So a
 broker's clock that is set back cannot stop it, and one that jumps ahead cannot make all members stale at once. Live

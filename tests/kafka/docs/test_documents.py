@@ -51,19 +51,19 @@ def test_ledger_notebook_draws_a_minute_of_work(monkeypatch: pytest.MonkeyPatch)
     assert (len(names["redelivered"]) > 10, names["dead"].letters.sum() > 0, len(names["story"]) > 3) == (True,) * 3
 
 
-DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
 NOT_RUN = {
     "README.md": 1,
     "docs/deployment.md": 3,
-    "docs/faults.md": 2,
+    "docs/internals/faults.md": 2,
     "docs/ledger.md": 1,
-    "docs/operations.md": 1,
-    "docs/producers.md": 2,
+    "docs/performance.md": 1,
+    "docs/producing.md": 1,
 }
 """Blocks with a reason why they are not run, by document: one more is a decision."""
 
-OUTPUT = {"README.md": 1, "docs/ledger.md": 2}
+OUTPUT = {"README.md": 1, "docs/internals/design.md": 1, "docs/ledger.md": 1}
 """Blocks of `text`: output and drawings."""
 
 

@@ -51,19 +51,28 @@ def test_dead_letters_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader
     assert letters.open_values() == [b'{"order": 1041, "customer": 7}']
 
 
-def test_producers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+def test_delivery_control_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    reader = make_reader(own_broker.port)
+    reader.read("docs/delivery_control.md")
+    assert "10" in reader.run("kmq queue describe orders -o json")
+
+
+def test_producing_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """Its first block sends three messages; the import copies three lines, and nothing when it runs again."""
     create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
-    make_reader(own_broker.port).read("docs/producers.md")
-    assert seen(Queue("orders", own_broker.bootstrap_servers)) == [b"anna", b"bert", b"carl"]
+    make_reader(own_broker.port).read("docs/producing.md")
+    assert seen(Queue("orders", own_broker.bootstrap_servers))[3:] == [b"anna", b"bert", b"carl"]
 
 
-def test_batches_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
-    """Ten of the first thousand messages fail; of the next ten one fails, and one is rejected."""
+def test_consuming_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """Of 1,012 messages ten of the batches fail, and one of the loop; one is rejected, and one has a result."""
     create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=2)
     queue = Queue("orders", own_broker.bootstrap_servers)
     reader = make_reader(own_broker.port)
-    reader.read("docs/batches.md", until={"consumer.run(store": lambda _written: len(ended(queue)) == 990})
-    assert len(ended(queue)) == 990 + 9
+    # 1 + 1,000 - 10
+    reader.read("docs/consuming.md", until={"consumer.run(store": lambda _written: len(ended(queue)) == 991})
+    assert len(ended(queue)) == 991 + 9 + 1
+    assert seen(Queue("invoices", own_broker.bootstrap_servers)) == [b"invoice for order 42"]
 
 
 @pytest.mark.slow  # its tutorial takes a while

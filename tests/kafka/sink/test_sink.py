@@ -217,8 +217,8 @@ def test_missing_queue_is_reported_with_the_command(spark: SparkSession, bootstr
 
 
 def test_files_become_messages_as_the_document_shows(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
-    """The code of docs/producers.md: files of JSON, with an explicit schema."""
-    text = (Path(__file__).parents[3] / "docs" / "producers.md").read_text(encoding="utf-8")
+    """The code of docs/producing.md: files of JSON, with an explicit schema."""
+    text = (Path(__file__).parents[3] / "docs" / "producing.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "readStream.schema" in block]
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "1.json").write_text(
