@@ -28,6 +28,7 @@ from kmq_spark.consumer.marker_writer import MarkerWriter
 from kmq_spark.consumer.pipeline import Pipeline, Result
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
+from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
 
