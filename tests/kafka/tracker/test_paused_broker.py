@@ -143,7 +143,7 @@ def test_ticker_whose_producer_met_a_fatal_error_takes_a_new_one(own_broker: Emb
     """After a fatal error the client refuses every record; the ticker makes a new client and writes TICKs again."""
     config = marker_producer_config(place.bootstrap_servers, delivery_timeout_ms=1_000)
     # librdkafka's way to a fatal error: a record that timed out and may have been written.
-    ticker = Ticker({**config, "enable.gapless.guarantee": True}, place.layout.topics.markers_topic, 1, 50)
+    ticker = Ticker({**config, "enable.gapless.guarantee": True}, place.layout.topics.markers_topic, 1, 0.05)
     ticker.start()
     try:
         ticker.wait_first_ticks(15)

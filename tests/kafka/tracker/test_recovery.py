@@ -68,27 +68,6 @@ def test_tracker_is_ready_only_when_it_has_read_the_markers_of_before_its_start(
         assert tracker.stats.batches > 1
 
 
-def test_checkpoint_is_rebuilt_where_another_tracker_has_had_the_queue_since(
-    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With a folder for each process; the one whose tracker was the queue's last is read on. Nothing is lost."""
-    caplog.set_level("INFO", "kmq_spark.tracker.checkpoints")
-    folders = [str(tmp_path / name) for name in ("here", "there")]
-    # A lease that outlasts all four trackers, however slow the machine: only the last one has a reason to redeliver.
-    with stage.consumer(lease=3600) as consumer:
-        stage.send("held")
-        (held,) = receive_all(consumer, 1)
-        for folder in (folders[0], folders[0], folders[1]):
-            with stage.tracking(checkpoint_dir=folder):
-                assert receive_all(consumer, 1, timeout_s=1.0) == []
-        assert "out of date" not in caplog.text
-        with stage.tracking(checkpoint_dir=folders[0]):
-            assert f"checkpoint {folders[0]}/{stage.queue} is out of date" in caplog.text
-            held.release()
-            (again,) = receive_all(consumer, 1, ack=True)
-    assert (again.value, again.delivery_count) == (b"held", 2)
-
-
 def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,11 +134,10 @@ def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_wit
         assert wait_until(lambda: tracker.restarts == 1)
 
 
-def test_query_that_fails_in_a_batch_starts_again_with_the_batch_that_decides(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_query_that_fails_after_a_batch_was_sent_sends_nothing_of_it_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its checkpoint is deleted: Spark would first run the failed batch again. Nothing is lost or sent twice."""
-    caplog.set_level("INFO", "kmq_spark.tracker.checkpoints")
+    """Spark runs the batch again, under the old term: its decisions are dropped."""
     fails = threading.Event()
 
     def fail_once(point: str) -> None:
@@ -176,7 +154,6 @@ def test_query_that_fails_in_a_batch_starts_again_with_the_batch_that_decides(
         (again,) = receive_all(consumer, 1, ack=True)
         assert (again.value, again.delivery_count, tracker.restarts) == (b"held", 2, 1)
         consumer.flush()
-    assert f"checkpoint {stage.folder}/checkpoint/{stage.queue} is out of date" in caplog.text
     story = audit(stage.layout, stage.bootstrap_servers)
     assert (story.redelivered, story.early, story.lost) == (1, 0, set())
 
