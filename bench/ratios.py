@@ -45,11 +45,6 @@ class Ratio(NamedTuple):
         """What must be measured for it."""
         return Case(self.bytes, self.consumers, tuple(kind for kind in KINDS if kind in (self.of, self.to)))
 
-    @property
-    def better(self) -> str:
-        """Which direction is better, as a word."""
-        return "lower" if self.is_cpu else "higher"
-
     def has_fallen(self, stored: float, now: float) -> bool:
         """Return whether a new value is worse than the stored one by more than is tolerated."""
         return now > stored / TOLERATED if self.is_cpu else now < stored * TOLERATED
