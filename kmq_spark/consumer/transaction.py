@@ -10,7 +10,7 @@ they are moved to leases of the transaction, which keep-alive renews as usual.
 Rule 3: if a commit has no response, a record is written after it, and its outcome is read up to there. If that fails
 too, the messages are no longer held: the tracker redelivers them unless the transaction was committed.
 
-Source: KIP-98, KIP-447; docs/protocol.md, "Transactions of a consumer". Here ENDs replace the offsets.
+Source: KIP-98, KIP-447; docs/internals/protocol.md, "Transactions of a consumer". Here ENDs replace the offsets.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ a consumer is still processing.
 Rule 4: the clock is a function of the log. The state keeps the clock, the last append time, and how far the clock was
 ahead at each marker where a rebuild may begin. A rebuild therefore computes the same clock as the first run.
 
-docs/design.md explains why.
+docs/internals/design.md explains why.
 """
 
 from __future__ import annotations

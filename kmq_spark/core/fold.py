@@ -95,7 +95,7 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker]) -> FoldResult:
     Returns:
         State, decisions, status. They depend only on the log, not on how it is split into batches.
 
-    Source: docs/protocol.md, the fold.
+    Source: docs/internals/protocol.md, the fold.
     """
     folding = _Folding(state)
     # Sort by offset only: rows with equal offsets are the same record, and `Marker` is not orderable.

@@ -5,7 +5,7 @@ Rule 1: Settings that a checkpoint fixes (shuffle partitions, state store) are s
 change them.
 Rule 2: This module knows no queue: one session runs the trackers of several queues.
 
-Measured on two cores with 8 markers partitions; see docs/design.md.
+Measured on two cores with 8 markers partitions; see docs/internals/design.md.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def encode_marker(marker: Marker) -> bytes:
     Raises:
         MalformedRecordError: A value is out of bounds; no reader would accept the record.
 
-    Source: docs/protocol.md, marker record.
+    Source: docs/internals/protocol.md, marker record.
     """
     message = marker_pb2.Marker(consumer_id=_sent_text(marker.consumer_id))
     message.type = int(marker.type)  # type: ignore[assignment]  # an enum's number is what the runtime wants
@@ -117,7 +117,7 @@ def decode_marker(value: bytes | None, *, topic: str = "", partition: int = -1, 
         MalformedRecordError: The bytes are not a marker, or a value is out of bounds.
         UnsupportedVersionError: The version, type, outcome, release or backoff kind is newer than this build.
 
-    Source: docs/protocol.md, marker record.
+    Source: docs/internals/protocol.md, marker record.
     """
     try:
         return _marker_of(_message_of(value))
