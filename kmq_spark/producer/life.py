@@ -94,12 +94,7 @@ class Life:
         self._producer.close()
 
     def after(self, count: int, position: SourcePosition) -> ProducerState:
-        """
-        Return the state behind a commit of *count* messages, with a copy of the position.
-
-        Raises:
-            ConfigError: The position is not allowed.
-        """
+        """Return the state after a commit of *count* messages, with a copy of the position."""
         sequence = self.state.sequence + count
         state = ProducerState(self.state.generation, sequence, position, int(time.time() * 1000), self._by)
         return decode_state(encode_state(state))
@@ -179,13 +174,7 @@ class Life:
                 time.sleep(RETRY_PAUSE_S)
 
     def _is_committed(self, after: ProducerState, until_s: float) -> bool:
-        """
-        Find out whether the transaction was committed that would have written *after*.
-
-        Raises:
-            FencedError: A newer life has taken over, or the position was forgotten.
-            KafkaClientError: The broker did not answer in time.
-        """
+        """Return whether the transaction was committed that would have written *after*."""
         self._producer.close()
         self._producer, found = self._fence_and_read(until_s)
         if found not in (self.state, after):  # a position may be a list

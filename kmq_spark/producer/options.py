@@ -51,10 +51,7 @@ class SendOptions:
         """
         Return the sender's headers, followed by those of the options.
 
-        Raises:
-            ConfigError: A value is not allowed, or retention would delete the message, or the marker of its deferral,
-                before its delivery.
-            KafkaClientError: The broker does not answer in time.
+        Raises ConfigError also if retention would delete the message, or its deferral's marker, before its delivery.
         """
         pairs = [*checked_headers(own or ()), *option_headers(logical_queue, delay, at, ttl)]
         if waits_ms := wait_ms(delay, at, time.time()):
@@ -84,12 +81,7 @@ class SendOptions:
 
 
 def checked_headers(headers: Headers) -> Pairs:
-    """
-    Return the sender's headers as pairs.
-
-    Raises:
-        ConfigError: A name or a value has the wrong type, or a name is reserved.
-    """
+    """Return the sender's headers as pairs. Raises ConfigError for a wrong type or a reserved name."""
     pairs = list(headers.items() if hasattr(headers, "items") else headers)
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, bytes | str | None):
@@ -110,12 +102,7 @@ def option_headers(
     at: datetime | float | None = None,
     ttl: float | timedelta | None = None,
 ) -> list[tuple[str, bytes]]:
-    """
-    Return one header per option that is set. Times are rounded up, so that no delivery is early.
-
-    Raises:
-        ConfigError: A value is not allowed, or both *delay* and *at* are set.
-    """
+    """Return one header per option that is set. Times are rounded up, so that no delivery is early."""
     if delay is not None and at is not None:
         message = f"message has two delivery times: got delay={delay!r} and at={at!r}, one is allowed; leave one out"
         raise ConfigError(message)

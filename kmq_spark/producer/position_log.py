@@ -56,13 +56,7 @@ class PositionLog:
         self._admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
 
     def ensure(self) -> None:
-        """
-        Check that the topic exists, and its settings where we may read them.
-
-        Raises:
-            TopicError: The queue or the topic does not exist, or the topic deletes records.
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Raise TopicError if the queue or the topic does not exist, or the topic deletes records."""
         self.queue_partition_count()
         if not self._exists():
             # A broker with an authorizer hides a topic from a user without the right to describe it.
@@ -80,36 +74,19 @@ class PositionLog:
             raise TopicError(message)
 
     def queue_partition_count(self) -> int:
-        """
-        Return the number of partitions of the queue topic.
-
-        Raises:
-            TopicError: The queue does not exist.
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return the number of partitions of the queue topic. Raises TopicError if the queue does not exist."""
         if count := partition_count(self._admin, self.queue_topic, self._bootstrap_servers, self._timeout):
             return count
         message = f"queue {self.queue_topic!r} has no topic; run `kmq queue create {self.queue_topic}`"
         raise TopicError(message)
 
     def newest(self, key: str) -> ProducerState | None:
-        """
-        Return the newest committed state of a producer id, None where it has none.
-
-        Raises:
-            WireError: The newest record of the id cannot be read.
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return the newest committed state of a producer id; None if it has none."""
         value, offset = self._read(key).get(key, (None, -1))
         return None if value is None else decode_state(value, topic=self.topic, partition=PARTITION, offset=offset)
 
     def all(self, patience: float | None = None) -> list[Found]:
-        """
-        Return the newest record of every producer id that was not forgotten, by id; none where there is no topic.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return the newest record of every producer id that was not forgotten, by id; none if there is no topic."""
         if not self._exists():
             return []
         found = []

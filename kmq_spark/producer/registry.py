@@ -90,12 +90,7 @@ def forget_producer(
 
 
 def find(found: list[Found], queue: str, producer_id: str) -> Found:
-    """
-    Return the record of one producer id.
-
-    Raises:
-        KmqError: There is none.
-    """
+    """Return the record of one producer id. Raises KmqError if there is none."""
     for each in found:
         if each.key == producer_id:
             return each
