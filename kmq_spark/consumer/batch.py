@@ -123,11 +123,6 @@ class Batch(Sequence[Message]):
         """Make one message after the other."""
         return map(self._message, range(len(self)))
 
-    @property
-    def messages(self) -> list[Message]:
-        """All messages. Makes each that does not exist yet."""
-        return list(self)
-
     def values(self) -> list[bytes | None]:
         """Return the payloads, in the order of the batch. Makes no messages."""
         return list(map(_VALUE, self._records))
@@ -256,9 +251,9 @@ class Batch(Sequence[Message]):
             self._raise_lost(self._settle_each(dict(zip(numbers, kinds, strict=True))))
 
     def _to_messages(self) -> list[Message]:
-        """Return all messages, for a caller that uses the batch no more. Cheaper than `messages`. For the consumer."""
+        """Return all messages, for a caller that uses the batch no more. Cheaper than iteration. For the consumer."""
         if self._made:
-            return self.messages
+            return list(self)
         messages: list[Message] = []
         for lease, begin, end in self._parts:
             lease.split()

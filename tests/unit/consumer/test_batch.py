@@ -82,7 +82,7 @@ def test_batch_is_a_sequence_whose_messages_are_made_once() -> None:
     assert batch.values() == [b"v0", b"v1", b"v2", b"v3", b"v4"]
     assert batch.keys() == [b"k0", b"k1", b"k2", b"k3", b"k4"]
     assert batch._made == {}
-    assert batch[3] is batch[3] is batch[-2] is batch.messages[3] is list(batch)[3]
+    assert batch[3] is batch[3] is batch[-2] is list(batch)[3]
     assert [message.value for message in batch[1:4]] == [b"v1", b"v2", b"v3"]
     assert (batch[3].id.queue_partition, batch[3].id.message_offset, batch[3].delivery_count) == (1, 0, 2)
     assert not Batch()
