@@ -1,0 +1,50 @@
+"""When an offset counts as confirmed by the group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from kmq_spark.consumer.offsets import OffsetCommits
+
+
+class Client:
+    """Notes what is committed."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def commit(self, offsets: list[TopicPartition], **_options: bool) -> None:
+        """Send a commit."""
+        self.sent += [each.offset for each in offsets]
+
+
+def test_offset_is_confirmed_when_no_older_commit_can_arrive_later() -> None:
+    """The client sends a commit again whose connection broke, maybe after the next one: the group would go back."""
+    offsets, client = OffsetCommits("orders"), Client()
+    sending: Any = client
+    for offset in (5, 9):
+        offsets.add({0: offset}, within_s=0.0)
+        offsets.send(sending)
+    assert client.sent == [5, 9]
+    offsets.on_commit(None, [TopicPartition("orders", 0, 9)])
+    assert not offsets.are_confirmed({0: 5})
+    offsets.on_commit(None, [TopicPartition("orders", 0, 5)])
+    assert offsets.are_confirmed({0: 9})
+
+
+def test_refused_offset_is_sent_again_and_a_forgotten_one_stays_confirmed() -> None:
+    offsets, client = OffsetCommits("orders"), Client()
+    sending: Any = client
+    offsets.add({0: 5, 1: 7}, within_s=0.0)
+    offsets.send(sending)
+    refused = KafkaError(KafkaError.REBALANCE_IN_PROGRESS)
+    offsets.on_commit(refused, [TopicPartition("orders", 0, 5), TopicPartition("orders", 1, 7)])
+    assert not offsets.are_confirmed({0: 5})
+    offsets.send(sending)
+    assert client.sent == [5, 7, 5, 7]
+    offsets.on_commit(None, [TopicPartition("orders", 0, 5), TopicPartition("orders", 1, 7)])
+    offsets.forget({0})
+    assert offsets.are_confirmed({0: 5, 1: 7})
+    assert offsets.positions == {1: 7}
