@@ -139,7 +139,7 @@ def status(name: QueueName, connection: Connection, output: Output = OutputForm.
             "needed": tracker.needed.get(partition),
             "in_flight": each.in_flight + each.deferred,
             "unreadable": each.unreadable,
-            "signed_by": tracker.last_committers.get(partition, ""),
+            "tracker": tracker.last_committers.get(partition, ""),
             "state": view.life.value,
             "heartbeat_at_ms": tracker.heartbeat_at_ms,
             "overdue": each.overdue(view.now_ms),
@@ -153,11 +153,11 @@ def status(name: QueueName, connection: Connection, output: Output = OutputForm.
         raise typer.Exit(EXIT_UNHEALTHY)
 
 
-_HEADS = (">PARTITION", ">NEXT", ">END", ">NEEDED", ">IN FLIGHT", ">UNREADABLE", "SIGNED BY")
+_HEADS = (">PARTITION", ">NEXT", ">END", ">NEEDED", ">IN FLIGHT", ">UNREADABLE", "TRACKER")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    shown_columns = ("partition", "next", "end", "needed", "in_flight", "unreadable", "signed_by")
+    shown_columns = ("partition", "next", "end", "needed", "in_flight", "unreadable", "tracker")
     return ["-" if row[name] is None or row[name] == "" else shown(str(row[name])) for name in shown_columns]
 
 

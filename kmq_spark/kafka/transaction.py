@@ -95,7 +95,6 @@ class TransactionalProducer:
         self._failed: KafkaError | None = None
         self._on_delivery_report = self._note_failure
         self._is_abandoned = False
-        self._is_commit_requested = False
         self._final_error: KafkaClientError | FencedError | None = None
         # If no broker is connected when it is called, `init_transactions` tries again only after 0.5 s.
         with contextlib.suppress(KafkaException):
@@ -113,14 +112,6 @@ class TransactionalProducer:
     def has_ended(self) -> bool:
         """Whether this producer has ended and cannot write any more: create a new one."""
         return self._final_error is not None
-
-    @property
-    def is_possibly_committed(self) -> bool:
-        """
-        Whether the latest transaction is possibly committed. If False, it is not, and a new producer aborts it if it is
-        open.
-        """
-        return self._is_commit_requested
 
     def send(self, record: OutgoingRecord, on_delivery: OnDelivery | None = None) -> None:
         """
@@ -277,7 +268,7 @@ class TransactionalProducer:
         group: object,
         check: Callable[[], None],
     ) -> None:
-        self._failed, self._is_commit_requested = None, False
+        self._failed = None
         self._call(lambda _: self._producer.begin_transaction(), "begin a transaction")
         try:
             work()
@@ -296,12 +287,7 @@ class TransactionalProducer:
                 self._abort()
             raise
         self._tracker_failpoint("tracker.before-commit")
-        self._is_commit_requested = True
-        try:
-            self._call(self._producer.commit_transaction, "commit a transaction")
-        except _AbortableError:
-            self._is_commit_requested = False  # librdkafka guarantees that such a transaction was not committed
-            raise
+        self._call(self._producer.commit_transaction, "commit a transaction")
         self._tracker_failpoint("tracker.committed")
 
     def _add_offsets(self, positions: Sequence[TopicPartition], group: object) -> None:

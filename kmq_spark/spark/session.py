@@ -63,9 +63,8 @@ def streaming_settings(state_partitions: int) -> dict[str, str]:
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         # Without it every batch uploads full RocksDB snapshots.
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        # A batch that runs again may decide differently (`decide_from`), so the second run must never use a file of the
-        # first. Version 2 gives each commit of the state an id, which the commit log contains. With version 1, a
-        # snapshot that was uploaded while the batch waited for the broker stays in use after that batch has failed.
+        # Version 2 gives each commit of the state an id, which the commit log contains: a batch that runs again never
+        # uses a file of its first run.
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         # How often Spark uploads snapshots and removes older ones. With version 2 each commit contains the ids of all
         # commits since the last snapshot, in a string of at most 64 KiB: 863 batches, or 90 s of short batches.
@@ -144,9 +143,9 @@ def local_checkpoint_settings(checkpoint_dir: str, session: SparkSession | None 
     """
     Return settings that make a checkpoint on a local disk correct and faster; empty for any other file system.
 
-    A rename must replace an existing file, as in POSIX. A batch that runs again after a crash may decide differently
-    (`decide_from`), and its files must replace those of the first run. The local file system that PySpark finds first
-    is Hive's. Its rename keeps the existing file, and Spark's checkpoint manager reports no error.
+    A rename must replace an existing file, as in POSIX: a batch that runs again after a crash writes its files again.
+    The local file system that PySpark finds first is Hive's. Its rename keeps the existing file, and Spark's checkpoint
+    manager reports no error.
 
     The file system must also be a `LocalFileSystem`. Hadoop refuses any other one when Spark's maintenance task uploads
     a snapshot of the state, and only a log line at level WARN reports that.

@@ -42,7 +42,8 @@ class Letters:
         sent_at_ms: int = 1_000,
     ) -> None:
         """Write dead letters as the tracker does, in order."""
-        client = Producer({"bootstrap.servers": self.bootstrap_servers, "message.max.bytes": 10_000_000})
+        settings = {"message.max.bytes": 10_000_000, "enable.idempotence": True}  # in order, whatever is sent again
+        client = Producer({"bootstrap.servers": self.bootstrap_servers, **settings})
         for number, value in enumerate(values):
             added = dead_letter_headers(
                 [("app", b"x"), *(headers or [])], source_topic=source_topic or self.queue.name, group="g",

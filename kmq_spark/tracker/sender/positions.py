@@ -25,7 +25,7 @@ class SenderPositions:
     The positions of one sender. The caller holds the sender's lock.
 
     Args:
-        tracker_id: Id of the tracker; it signs the positions with it.
+        tracker_id: Id of the tracker; the commits name it.
 
     Attributes:
         current: Positions that the next commit contains, by markers partition.

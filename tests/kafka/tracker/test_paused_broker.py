@@ -111,7 +111,6 @@ def test_transaction_that_timed_out_is_sent_again_by_a_new_producer(own_broker: 
         producer.run(work, [], None)
     assert failure.value.retriable
     assert producer.has_ended
-    assert not producer.is_possibly_committed
     producer.close()
     producer = TransactionalProducer(config, 30, role="test")
     producer.run(work, [], None)
