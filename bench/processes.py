@@ -37,9 +37,6 @@ def cpu_by_class(broker: int) -> dict[str, float]:
 
     `driver` is this process without its children, which are contenders for the most part; `jvm` is Spark's; `workers`
     are PySpark's daemon and what it forks, those that have ended included.
-
-    Args:
-        broker: Process id of the broker.
     """
     stats = _stats()
     found = {"broker": 0.0, "driver": 0.0, "jvm": 0.0, "workers": 0.0} if stats else {}

@@ -77,15 +77,7 @@ class Decided(NamedTuple):
 
 
 class Oracle:
-    """
-    One markers partition.
-
-    Args:
-        rules: In force before the first RULES marker.
-        term: The newest term before the first TERM marker; 0 for none.
-        decides: Whether a due message is decided at a TICK. In the log of a real tracker it is not where that
-            tracker ended before it could carry the decision out.
-    """
+    """One markers partition."""
 
     def __init__(
         self,

@@ -116,20 +116,7 @@ class Judged:
 
 
 class Stage(Judged):
-    """
-    One queue.
-
-    Args:
-        campaign: The run.
-        name: Of the fault.
-        broker: One of its own, which ends with it; the campaign's by default.
-        clock: Clock of that broker, where it may be moved.
-        partitions: Of the queue.
-        max_deliveries: Limit.
-        is_mixed: Whether messages ask for delays, times to live and a logical queue, the queue has a backoff, and
-            workers may work in any of `WAYS`.
-        profile: Values that its workers have unlike the default.
-    """
+    """One queue."""
 
     def __init__(
         self,
@@ -312,10 +299,6 @@ class Stage(Judged):
 
         By the workers that survived the faults, where there are any: a survivor that hangs must not be covered up by a
         fresh one. Only in a logical queue where none is left, fresh ones do it.
-
-        Args:
-            workers: How many fresh ones, for each logical queue.
-            timeout_s: I9 is broken after it, times the patience; longer where all that is open is deferred.
         """
         survivors = self.workers
         self._judge_survivors(survivors)

@@ -37,21 +37,7 @@ def start(
     ranges: Sequence[tuple[int, int]] = (),
     marker_offset: int = UNPLACED,
 ) -> LoggedMarker:
-    """
-    Return a START.
-
-    Args:
-        message_offset: First message covered.
-        at_ms: Append time, epoch milliseconds.
-        lease_ms: Lease from the append time on, milliseconds.
-        count: Number of consecutive messages covered.
-        delivery_count: Number of deliveries of each message, including this one.
-        never_handed_out: Whether it is a deferral: no consumer holds the messages, and the delivery does not count.
-        due_at_ms: For a deferral: the deadline is not before this instant, epoch milliseconds.
-        queue_partition: Queue partition of all messages.
-        ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
-        marker_offset: Offset of the marker in the log.
-    """
+    """Return a START."""
     covered = _covered(message_offset, count, ranges)
     marker = Marker(
         MarkerType.START, queue_partition, covered, lease_ms, delivery_count,
@@ -73,21 +59,7 @@ def keep_alive(
     ranges: Sequence[tuple[int, int]] = (),
     marker_offset: int = UNPLACED,
 ) -> LoggedMarker:
-    """
-    Return a KEEPALIVE; it ends the delivery unless *release* is RENEWED.
-
-    Args:
-        message_offset: First message covered.
-        at_ms: Append time, epoch milliseconds.
-        lease_ms: Lease from the append time on, milliseconds.
-        count: Number of consecutive messages covered.
-        never_handed_out: Whether the delivery does not count.
-        release: Whether it renews the lease or ends the delivery.
-        reason: Exception text of a failed delivery.
-        queue_partition: Queue partition of all messages.
-        ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
-        marker_offset: Offset of the marker in the log.
-    """
+    """Return a KEEPALIVE; it ends the delivery unless *release* is RENEWED."""
     covered = _covered(message_offset, count, ranges)
     marker = Marker(
         MarkerType.KEEPALIVE,
@@ -113,20 +85,7 @@ def end(
     term: int = 0,
     marker_offset: int = UNPLACED,
 ) -> LoggedMarker:
-    """
-    Return an END.
-
-    Args:
-        message_offset: First message covered.
-        at_ms: Append time, epoch milliseconds.
-        outcome: How the messages ended.
-        reason: Reason of a rejection.
-        count: Number of consecutive messages covered.
-        queue_partition: Queue partition of all messages.
-        ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
-        term: Term of the tracker that wrote it; 0 for a consumer.
-        marker_offset: Offset of the marker in the log.
-    """
+    """Return an END."""
     covered = _covered(message_offset, count, ranges)
     marker = Marker(MarkerType.END, queue_partition, covered, outcome=outcome, reason=reason, term=term)
     return LoggedMarker(marker_offset, at_ms, marker)
@@ -162,13 +121,7 @@ def begun(rules: QueueRules | None = None) -> PartitionState:
 
 
 def log(*markers: LoggedMarker, first: int = 0) -> list[LoggedMarker]:
-    """
-    Assign consecutive marker offsets to markers.
-
-    Args:
-        markers: A marker that already has a marker offset keeps it; the following markers continue from there.
-        first: Marker offset of the first marker.
-    """
+    """Assign consecutive marker offsets to markers."""
     placed = []
     for logged in markers:
         marker_offset = first if logged.marker_offset == UNPLACED else logged.marker_offset
@@ -187,13 +140,7 @@ def _covered(message_offset: int, count: int, ranges: Sequence[tuple[int, int]])
 
 
 def decisions_of(decisions: Sequence[Decision], message_counts: Sequence[int] = ()) -> Decisions:
-    """
-    Return decisions as columns.
-
-    Args:
-        decisions: The decision on the first message of each run.
-        message_counts: Number of messages in each run; if empty, each run has one.
-    """
+    """Return decisions as columns."""
     names = [name for name in DECISION_DTYPES if name != "message_count"]
     columns = {name: [getattr(each, name) for each in decisions] for name in names}
     columns["message_count"] = list(message_counts) or [1] * len(decisions)

@@ -114,13 +114,7 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says 
 
 @contextmanager
 def last_resort(item: pytest.Item, stderr: int) -> Iterator[None]:
-    """
-    End this process where the time of a test was up a minute ago and no exception has ended the test.
-
-    Args:
-        item: The test.
-        stderr: File descriptor that is not captured; it gets the stacks of all threads.
-    """
+    """End this process where the time of a test was up a minute ago and no exception has ended the test."""
     marker = item.get_closest_marker("timeout")
     timeout_s = float(marker.args[0] if marker is not None and marker.args else item.config.getini("timeout"))
 

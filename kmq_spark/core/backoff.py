@@ -59,16 +59,7 @@ class Backoff:
         return self.kind is not BackoffKind.NONE and self.jitter > 0
 
     def delays_ms(self, key: NDArray[np.int64], delivery_count: NDArray[np.int64]) -> NDArray[np.int64]:
-        """
-        Return the backoff of each message, which is added to its lease or to the delay of its release.
-
-        Args:
-            key: Message keys, see `in_flight.message_keys`; without jitter they do not matter.
-            delivery_count: Number of deliveries of each message so far; a value below 1 counts as 1.
-
-        Returns:
-            Milliseconds, 0 to `max_ms`; all 0 for `BackoffKind.NONE`.
-        """
+        """Return the backoff of each message, which is added to its lease or to the delay of its release."""
         if self.kind is BackoffKind.NONE:
             return np.zeros(len(key), dtype=np.int64)
         count = np.maximum(delivery_count, 1)

@@ -37,14 +37,7 @@ class ClockStart(NamedTuple):
 
 
 def advanced(clock_ms: int, last_appended_at_ms: int, appended_at_ms: int) -> int:
-    """
-    Return the clock after a record.
-
-    Args:
-        clock_ms: The clock before the record, epoch milliseconds.
-        last_appended_at_ms: Append time of the previous record, epoch milliseconds, broker clock.
-        appended_at_ms: Append time of the record, epoch milliseconds, broker clock.
-    """
+    """Return the clock after a record."""
     if clock_ms == last_appended_at_ms <= appended_at_ms:
         return appended_at_ms
     passed_ms = appended_at_ms - last_appended_at_ms

@@ -88,14 +88,7 @@ class Decisions:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], reasons: Sequence[str | None]) -> Decisions:
-        """
-        Build decisions from columns.
-
-        Args:
-            columns: Every column of `DECISION_DTYPES` as an array or sequence of any integer type; other columns are
-                ignored.
-            reasons: One reason a row; None becomes an empty text.
-        """
+        """Build decisions from columns."""
         typed = {name: np.asarray(columns[name]).astype(dtype, copy=False) for name, dtype in DECISION_DTYPES.items()}
         return cls(**typed, reasons=[reason or "" for reason in reasons])
 

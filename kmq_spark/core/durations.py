@@ -13,12 +13,7 @@ MIN_LEASE_MS = 1_000
 
 
 def seconds(name: str, duration: float | timedelta) -> float:
-    """
-    Return the seconds of a time-out.
-
-    Raises:
-        ConfigError: It is not a number, or not more than 0.
-    """
+    """Return the seconds of a time-out."""
     value = duration.total_seconds() if isinstance(duration, timedelta) else duration
     # A bool is an int in Python, but never a duration. NaN fails both comparisons.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -32,12 +27,7 @@ def seconds(name: str, duration: float | timedelta) -> float:
 def milliseconds(
     name: str, duration: float | timedelta, least_ms: int = 0, most_ms: int = MAX_REDELIVER_AFTER_MS
 ) -> int:
-    """
-    Return a duration in milliseconds; *most_ms* = `MAX_DUE_AT_MS` means that there is no limit.
-
-    Raises:
-        ConfigError: The duration is out of bounds or not a number.
-    """
+    """Return a duration in milliseconds; *most_ms* = `MAX_DUE_AT_MS` means that there is no limit."""
     value = duration.total_seconds() if isinstance(duration, timedelta) else duration
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and least_ms <= value * 1000 <= most_ms):

@@ -108,14 +108,7 @@ class EventBuffer:
         return len(self._ranges)
 
     def append(self, marker_offset: int, deadline_at_ms: int, marker: Marker) -> None:
-        """
-        Add a START, KEEPALIVE or END.
-
-        Args:
-            marker_offset: Offset of the marker in the markers partition.
-            deadline_at_ms: Clock plus lease, epoch milliseconds; for a deferral, not before the instant it names.
-            marker: The marker.
-        """
+        """Add a START, KEEPALIVE or END."""
         self._rows.append(
             (
                 marker.type,

@@ -87,14 +87,6 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker]) -> FoldResult:
     """
     Fold a batch of markers of one markers partition.
 
-    Args:
-        state: State before the batch; not modified.
-        markers: Markers in any order. A marker below `state.next_marker_offset`, or one that occurs twice in the batch,
-            is counted and skipped.
-
-    Returns:
-        State, decisions, status. They depend only on the log, not on how it is split into batches.
-
     Source: docs/internals/protocol.md, the fold.
     """
     folding = _Folding(state)

@@ -49,15 +49,7 @@ def run_ends(key: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.uin
 
 
 def ranges_of(message_offsets: NDArray[np.int64]) -> tuple[OffsetRange, ...]:
-    """
-    Return the ranges that cover exactly these offsets.
-
-    Args:
-        message_offsets: Message offsets, strictly ascending.
-
-    Returns:
-        Ascending ranges, as few as possible; empty if there are no offsets.
-    """
+    """Return the ranges that cover exactly these offsets."""
     if not len(message_offsets):
         return ()
     starts = np.flatnonzero(np.diff(message_offsets, prepend=message_offsets[0] - 2) != 1)
@@ -66,16 +58,7 @@ def ranges_of(message_offsets: NDArray[np.int64]) -> tuple[OffsetRange, ...]:
 
 
 def spread(first: NDArray[np.int64], count: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """
-    Expand ranges of integers.
-
-    Args:
-        first: First integer of each range.
-        count: Length of each range, at least 0.
-
-    Returns:
-        The index of its range for each integer, and the integers, range by range.
-    """
+    """Expand ranges of integers."""
     of_range = np.repeat(np.arange(len(count)), count)
     before = np.cumsum(count, dtype=np.int64) - count
     return of_range, (first - before)[of_range] + np.arange(len(of_range))
@@ -155,12 +138,7 @@ class Columns:
         return Columns(*merged)
 
     def split_at(self, cuts: NDArray[np.uint64]) -> Columns:
-        """
-        Split each run at the cuts within it.
-
-        Args:
-            cuts: Keys, strictly ascending. A run that contains messages on both sides of a key is split before it.
-        """
+        """Split each run at the cuts within it."""
         if not len(self) or not len(cuts):
             return self
         row = np.searchsorted(self.key.astype(np.uint64), cuts, side="right") - 1
@@ -193,16 +171,7 @@ class Columns:
         return _with_extent(self.take(first), self.key[first], np.add.reduceat(self.count, first))
 
     def rows_within(self, first: NDArray[np.uint64], end: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """
-        Find the runs that have a message in one of some areas.
-
-        Args:
-            first: First key of each area, ascending.
-            end: Key after each area; areas do not overlap.
-
-        Returns:
-            Row numbers, ascending.
-        """
+        """Find the runs that have a message in one of some areas."""
         if not len(self):
             return np.empty(0, dtype=np.int64)
         begin = np.searchsorted(self.ends(), first, side="right")
@@ -243,15 +212,7 @@ class InFlight:
         return len(self.columns)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """
-        Find runs by their first message.
-
-        Args:
-            keys: Message keys, ascending.
-
-        Returns:
-            Row number of each key; -1 if no run begins with it.
-        """
+        """Find runs by their first message."""
         own = self.columns.key
         if not len(own) or not len(keys) or keys[0] > own[-1]:
             return np.full(len(keys), -1, dtype=np.int64)
@@ -286,16 +247,7 @@ class InFlight:
 
 
 def with_texts(texts: tuple[str, ...], added: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """
-    Add texts to a table's texts.
-
-    Args:
-        texts: Texts of the table, each once.
-        added: Further texts; they may repeat.
-
-    Returns:
-        The texts, each once, and the number of each added text among them.
-    """
+    """Add texts to a table's texts."""
     number_of = {text: number for number, text in enumerate(texts)}
     numbers = [number_of.setdefault(text, len(number_of)) for text in added]
     return tuple(number_of), np.array(numbers, dtype=np.int64)

@@ -27,14 +27,7 @@ def is_name(name: object, longest: int = LONGEST_QUEUE) -> TypeGuard[str]:
 
 
 def name_error(what: str, name: object, longest: int = LONGEST_QUEUE) -> ConfigError:
-    """
-    Return the error for a name that is not allowed.
-
-    Args:
-        what: Kind of the name: `queue`, `subscription`, `logical queue`.
-        name: The name that was given.
-        longest: Largest number of characters of such a name.
-    """
+    """Return the error for a name that is not allowed."""
     shown = repr(name)
     if len(shown) > _SHOWN_CHARS:
         shown = f"{shown[:_SHOWN_CHARS]}… ({len(name if isinstance(name, str) else shown)} characters)"

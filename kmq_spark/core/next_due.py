@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 
 
 def next_due_at_ms(marker: Marker, appended_at_ms: int, *, dead_letters_expired: bool) -> int | None:
-    """
-    Return the earliest deadline that a marker may cause: only a TICK with a later append time may decide something.
-
-    Args:
-        marker: The marker.
-        appended_at_ms: Its append time, epoch milliseconds, broker clock.
-        dead_letters_expired: Whether the queue dead-letters messages whose TTL has passed.
-
-    Returns:
-        Epoch milliseconds, broker clock; -1 for a rejection, as in `Status`; None if the marker causes no decision.
-    """
+    """Return the earliest deadline that a marker may cause, epoch ms; -1 for a rejection, None if it causes none."""
     if marker.type is MarkerType.END:
         is_rejection = marker.outcome is Outcome.REJECTED or (
             marker.outcome is Outcome.EXPIRED and dead_letters_expired

@@ -43,16 +43,7 @@ _MOST_NESTED = 8
 
 
 def pack_column(column: NDArray[np.int64], *, nested: int = 0) -> list[bytes | memoryview]:
-    """
-    Pack a column.
-
-    Args:
-        column: Integers; the largest minus the smallest must fit into an int64.
-        nested: Nesting depth of this column; 0 for an outermost column.
-
-    Returns:
-        Pieces of bytes, to be joined: a head and, unless all values are equal, the values in the chosen coding.
-    """
+    """Pack a column."""
     if not len(column):
         return [_HEAD.pack(0, 0, 0)]
     base, top = int(column.min()), int(column.max())
@@ -66,21 +57,7 @@ def pack_column(column: NDArray[np.int64], *, nested: int = 0) -> list[bytes | m
 
 
 def unpack_column(blob: memoryview, at: int, *, nested: int = 0) -> tuple[NDArray[np.int64], int]:
-    """
-    Unpack a column.
-
-    Args:
-        blob: Bytes of several columns.
-        at: Position of the first byte of this column.
-        nested: Nesting depth of this column; 0 for an outermost column.
-
-    Returns:
-        The values, which must not be modified, and the position of the next column.
-
-    Raises:
-        StateError: The column is cut short, its coding is unknown, it is nested too deep, or its parts contradict each
-            other.
-    """
+    """Unpack a column."""
     if len(blob) - at < _HEAD.size:
         raise StateError(f"column cut short: got {len(blob) - at} bytes, at least {_HEAD.size} needed")
     length, width, base = _HEAD.unpack_from(blob, at)

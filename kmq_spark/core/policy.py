@@ -81,12 +81,7 @@ class QueueRules:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> QueueRules:
-        """
-        Read what `to_dict` returned; other keys are ignored.
-
-        Raises:
-            ValueError: A value is missing, of the wrong type or out of bounds.
-        """
+        """Read what `to_dict` returned; other keys are ignored."""
         try:
             kind = BackoffKind[str(values["backoff"]).upper()]
             initial_ms, max_ms = int(values["backoff_initial_ms"]), int(values["backoff_max_ms"])

@@ -38,24 +38,14 @@ class ProducerState:
 
 
 def check_producer_id(producer_id: object) -> str:
-    """
-    Return a producer id.
-
-    Raises:
-        ConfigError: It is none: 1 to 100 of A-Z a-z 0-9 . _ -.
-    """
+    """Return a producer id."""
     if not is_name(producer_id, LONGEST_PRODUCER_ID):
         raise name_error("producer", producer_id, LONGEST_PRODUCER_ID)
     return producer_id
 
 
 def check_own_id(producer_id: object) -> str:
-    """
-    Return a producer id that a program may choose.
-
-    Raises:
-        ConfigError: It is none, or it is that of a slot of a Spark sink.
-    """
+    """Return a producer id that a program may choose."""
     if slot_of(checked := check_producer_id(producer_id)) is not None:
         message = f"producer name is reserved: got {checked!r}, which a slot of a Spark sink has; choose another name"
         raise ConfigError(message)

@@ -108,18 +108,7 @@ class _Values(NamedTuple):
 
 
 def resolve(table: InFlight, events: Events, counters: Counters, rules: QueueRules) -> InFlight:
-    """
-    Apply events to the table.
-
-    Args:
-        table: Table before the events, split where a segment begins or ends.
-        events: At least one event, in log order, cut to segments; only START, KEEPALIVE and END.
-        counters: Updated in place.
-        rules: QueueRules in force.
-
-    Returns:
-        The table after the events; not coalesced.
-    """
+    """Apply events to the table."""
     leases = _leases_of(table, events)
     ends = _ends_of(leases, events, rules)
     _count_starts(leases, ends, counters)
@@ -254,17 +243,7 @@ def _final_rows(
     *,
     rules: QueueRules,
 ) -> Columns:
-    """
-    Return the rows of the table after all events.
-
-    Args:
-        table: Rows before the events.
-        leases: The leases.
-        changed: The row of each lease after its last event, without backoff.
-        backs_off: Whether backoff is added to the deadline of each lease.
-        ends: The effect of ENDs.
-        rules: QueueRules in force.
-    """
+    """Return the rows of the table after all events."""
     is_known = leases.row >= 0
     stays = leases.is_last & (ends.after != ABSENT)
     # With jitter each message has a deadline of its own: such a run is replaced by one row a message.

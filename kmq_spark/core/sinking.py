@@ -42,12 +42,7 @@ class SlotPosition:
 
     @classmethod
     def parse(cls, position: object, where: str) -> SlotPosition:
-        """
-        Read the position of a slot; *where* names the slot in the error, here and below.
-
-        Raises:
-            SinkError: It is none.
-        """
+        """Read the position of a slot; *where* names the slot in the error, here and below."""
         kinds = {"query": str, "batch": int, "slots": int, "rows": int, "digest": str, "is_whole": bool}
         if not isinstance(position, dict) or any(type(position.get(name)) is not kind for name, kind in kinds.items()):
             message = f"position of {where} is not one of a sink: got {position!r}; choose another sink_id"
@@ -66,12 +61,7 @@ class Batch:
 
 
 def rows_to_skip(found: SlotPosition | None, batch: Batch, where: str) -> int:
-    """
-    Return how many rows of a batch a slot has committed already; -1 for all of them, without a look at the rows.
-
-    Raises:
-        SinkError: The slot was written by another query, with another number of slots, or is ahead of the batch.
-    """
+    """Return how many rows of a batch a slot has committed already; -1 for all of them, without a look at the rows."""
     if found is None:
         return -1 if batch.continue_from is not None and batch.number < batch.continue_from else 0
     if found.slots != batch.slots:
@@ -113,9 +103,6 @@ def check_repeated(found: SlotPosition, digest: str, rows: int, where: str, *, i
 
     *digest* is that of the first `found.rows` rows of the repeated batch, or of all *rows* where it has fewer; *is_end*
     says that it has no more.
-
-    Raises:
-        SinkError: They differ, or there are more or fewer rows than before.
     """
     if rows == found.rows and digest == found.digest and is_end == found.is_whole:
         return

@@ -196,24 +196,12 @@ class PartitionState:
 
     @classmethod
     def empty(cls, rules: QueueRules | None = None) -> PartitionState:
-        """
-        Return the state before the first marker.
-
-        Args:
-            rules: The queue's rules in force there; None if the queue has no rules of its own.
-        """
+        """Return the state before the first marker."""
         return cls(rules_log=RulesLog.beginning_with(rules))
 
     @classmethod
     def rebuilding(cls, rules: QueueRules | None, clock: ClockStart, markers: Iterable[LoggedMarker]) -> PartitionState:
-        """
-        Return the state before the first marker that a rebuild reads.
-
-        Args:
-            rules: As for `empty`.
-            clock: The clock that the previous tracker committed.
-            markers: Markers of the first batch, in any order.
-        """
+        """Return the state before the first marker that a rebuild reads."""
         state, appended_at_ms = cls.empty(rules), clock.appended_at_ms
         if appended_at_ms < 0:
             timed = (each[:2] for each in markers if each[1] >= 0)
@@ -307,15 +295,7 @@ class PartitionState:
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> PartitionState:
-        """
-        Decode a state.
-
-        Args:
-            blob: What `to_bytes` returned.
-
-        Raises:
-            StateError: The bytes have another version, are damaged, or are not a state.
-        """
+        """Decode a state."""
         view = memoryview(blob)
         if len(view) < _HEAD.size or bytes(view[:4]) != _MAGIC:
             raise StateError(f"cannot read tracker state: got {bytes(view[:4])!r}, {_MAGIC!r} expected; {_AGAIN}")

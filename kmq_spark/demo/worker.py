@@ -50,13 +50,7 @@ def standard_library() -> dict[str, bytes]:
 
 
 def count_definitions(content: bytes) -> int:
-    """
-    Count the functions and classes of a source file.
-
-    Raises:
-        SyntaxError: The file cannot be parsed.
-        ValueError: The content is not source text (null bytes, an unknown encoding).
-    """
+    """Count the functions and classes of a source file."""
     with warnings.catch_warnings():
         # The library's tests contain invalid escapes and similar code on purpose.
         warnings.simplefilter("ignore")

@@ -102,17 +102,7 @@ class QueueInspector:
         with_members: bool = False,
         must_exist: bool = True,
     ) -> QueueView:
-        """
-        Return the queue as it is now.
-
-        Args:
-            on_progress: Called from time to time with the number of markers read so far.
-            with_markers: Whether the messages in flight are read too, from the markers.
-            with_members: Whether the members of the consumer group are read too. Not for a repeated look: once the
-                broker was restarted, librdkafka's admin client does not find a group's coordinator for minutes.
-            must_exist: Whether a missing queue is a `TopicError`: a broker that starts does not know its topics for a
-                moment, and zeros would be wrong.
-        """
+        """Return the queue as it is now."""
         topics = self.topics
         queue, markers, letters = self.cluster.topics(topics.all_topics).values()
         exists = bool(queue.partition_count and markers.partition_count)

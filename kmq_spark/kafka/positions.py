@@ -190,17 +190,7 @@ class ResumePoint:
         return {partition: position.clock for partition, position in self.positions.items()}
 
     def check_nothing_removed(self, topic: str, *, has_checkpoint: bool = False) -> None:
-        """
-        Check that every marker was folded before retention removed it.
-
-        Args:
-            topic: Markers topic.
-            has_checkpoint: Whether there is a checkpoint of this topic. A checkpoint knows which markers were folded.
-
-        Raises:
-            KmqError: Markers were removed before a tracker folded them, or there is no proof that it did. The message
-                describes how to continue without them.
-        """
+        """Check that every marker was folded before retention removed it."""
         if self.unproven_gaps and not has_checkpoint:
             places = ", ".join(f"[{p}] at {first}" for p, first in sorted(self.unproven_gaps.items()))
             raise KmqError(
@@ -235,16 +225,7 @@ class LogBeginning(NamedTuple):
 
 
 class TrackerPositions:
-    """
-    Reads the committed positions of one tracker group.
-
-    Args:
-        config: librdkafka settings of a consumer of the tracker's group, see `settings.reader_config`.
-        admin: Admin client.
-        markers_topic: Markers topic.
-        partition_count: Number of partitions of the markers topic.
-        timeout: Maximum time for each call.
-    """
+    """Reads the committed positions of one tracker group."""
 
     def __init__(
         self,
@@ -275,9 +256,6 @@ class TrackerPositions:
         Return the committed positions; partitions without one are left out.
 
         If an open transaction may change them for longer than `STABLE_WAIT_S`, return those from before it.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
         """
         try:
             return _positions(self._committed())
@@ -287,28 +265,14 @@ class TrackerPositions:
             return _positions(self._committed_without_waiting())
 
     def beginning(self) -> LogBeginning:
-        """
-        Return where the markers topic begins. Unlike the rest of a resume point, this may be read before the fencing.
-
-        Raises:
-            KmqError: The broker cannot be reached in time, or the topic does not exist.
-        """
+        """Return where the markers topic begins. This may be read before the fencing."""
         # The id first: if a client has no connection yet, and its first request is for offsets, librdkafka may look for
         # the leaders only after 1 or 3 s (`rd_kafka_topic_partition_list_query_leaders_async`).
         topic_id = topic_id_of(self._admin, self._topic, self._timeout)
         return LogBeginning(self._offsets(EARLIEST), topic_id)
 
     def resume_point(self, beginning: LogBeginning) -> ResumePoint:
-        """
-        Return where to begin.
-
-        Args:
-            beginning: As the method `beginning` returned it.
-
-        Raises:
-            KafkaClientError: With the code `NO_ANSWER`: offsets are possibly pending forever (`STABLE_WAIT_S`).
-            KmqError: The broker cannot be reached in time, or the topic does not exist.
-        """
+        """Return where to begin."""
         first, topic_id = beginning
         end = self._offsets(LATEST)
         committed = _positions(self._committed())

@@ -106,17 +106,7 @@ class StoredRules:
 
 
 def checked_version(name: str, found: StoredRules | None, expected: int | None = None) -> int:
-    """
-    Return the version of a queue's own rules; 0 if it has none. A subscription with the rules of its queue has none.
-
-    Args:
-        name: Queue, or `queue@subscription`.
-        found: The rules that were read for it.
-        expected: Required version; None for any.
-
-    Raises:
-        ConfigError: The version is another one.
-    """
+    """Return the version of own rules, 0 for none; raise ConfigError if another one is expected."""
     version = found.version if found is not None and found.name == name else 0
     if expected is not None and version != expected:
         message = (
@@ -128,12 +118,7 @@ def checked_version(name: str, found: StoredRules | None, expected: int | None =
 
 
 def checked_rules(values: Mapping[str, Any], name: str = "", version: int = 0) -> StoredRules:
-    """
-    Check rules by name. Names outside `RULE_NAMES` are ignored; missing rules take their defaults.
-
-    Raises:
-        ConfigError: A value is not allowed.
-    """
+    """Check rules by name. Names outside `RULE_NAMES` are ignored; missing rules take their defaults."""
     found = {
         **StoredRules(name).by_name(),
         **{rule: values[rule] for rule in RULE_NAMES if values.get(rule) is not None},
@@ -164,11 +149,6 @@ class RulesReader:
     """
     Reads the rules of one queue repeatedly. `refresh` opens the client, also after `close`.
 
-    Args:
-        topics: Names of the queue, or of one of its groups.
-        config: librdkafka settings of a reader, see `settings.reader_config`.
-        timeout: Maximum time for each response of the broker.
-
     Attributes:
         is_unauthorized: Whether the last `refresh` was not authorized to read the topic.
         has_topic: Whether the last `refresh` found the topic.
@@ -194,12 +174,7 @@ class RulesReader:
         return self._newest()
 
     def refresh(self) -> StoredRules | None:
-        """
-        Read new records and return the newest rules; None if the queue has none or this client may not read the topic.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Read new records; return the newest rules, None without any or without the right to read."""
         reader = self._reader
         if reader is None:
             reader = self._reader = LogReader(self._config, RULES_TOPIC, self._timeout)
@@ -272,19 +247,7 @@ def read_rules(
     timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> StoredRules | None:
-    """
-    Return the rules of a queue or of a group; None if it has none or this client may not read them.
-
-    Args:
-        queue: Queue, or `queue@subscription`.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Maximum time for each call to the broker.
-        extra: librdkafka settings.
-
-    Raises:
-        ConfigError: The name is not allowed.
-        KafkaClientError: The broker cannot be reached in time.
-    """
+    """Return the rules of a queue or of a group; None if it has none or this client may not read them."""
     topics = QueueTopics.parse(queue)
     config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
     reader = RulesReader(topics, config, timeout)
@@ -321,26 +284,7 @@ def write_rules(
     extra: Mapping[str, str] | None = None,
     replication_factor: int = -1,
 ) -> StoredRules:
-    """
-    Write the next version of a queue's rules. Create the topic if it does not exist.
-
-    Args:
-        queue: Queue, or `queue@subscription`.
-        rules: What `checked_rules` returned.
-        expected_version: The version that these rules replace; 0 if the queue has none.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Maximum time for each call to the broker.
-        extra: librdkafka settings.
-        replication_factor: Replicas of the topic if it is created; -1 for the broker's default.
-
-    Returns:
-        The rules that were written.
-
-    Raises:
-        ConfigError: The queue has another version by now.
-        FencedError: Another process writes the rules of this queue at the same time; nothing was written.
-        KafkaClientError: The broker cannot be reached or rejects the request.
-    """
+    """Write the next version of a queue's rules. Create the topic if it does not exist."""
     topics = QueueTopics.parse(queue)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     ensure_compacted_topic(RULES_TOPIC, replication_factor, admin, bootstrap_servers, timeout)

@@ -81,13 +81,7 @@ class TransactionalProducer:
     def __init__(
         self, config: Mapping[str, str | int | float | bool], timeout: float, *, role: str = "tracker"
     ) -> None:
-        """
-        Connect, and fence every older producer with the same transactional id.
-
-        Raises:
-            ConfigError: librdkafka rejects a setting.
-            KafkaClientError: The broker cannot be reached in time, or rejects the transactional id.
-        """
+        """Connect, and fence every older producer with the same transactional id."""
         self._role = role
         self._timeout = timeout
         self._name = str(config["transactional.id"])
@@ -118,9 +112,6 @@ class TransactionalProducer:
         Add a record to the open transaction. Only the *work* of `run` may call this.
 
         *on_delivery* gets the delivery report, in this thread, before `run` returns.
-
-        Raises:
-            KafkaException: The client rejects the record; `run` handles this error.
         """
         self._produce(
             record,
@@ -136,9 +127,6 @@ class TransactionalProducer:
         returns; None for no report, which takes the GIL from the thread that sends. A record without one that fails
         still aborts the transaction, at the commit. Neighbours best share a callback: a new one costs more than a
         record. The next record is requested only after the client took the last one.
-
-        Raises:
-            KafkaException: The client rejects a record; `run` handles this error.
         """
         produce, latest, report = self._producer.produce, None, None
         for number, (record, on_delivery) in enumerate(records):
@@ -182,24 +170,7 @@ class TransactionalProducer:
         progress: Callable[[], int] = lambda: 0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """
-        Run the work in one transaction and commit it.
-
-        Args:
-            work: Sends records; called again after an abort. A record that fails aborts the transaction.
-            positions: Offsets to commit with the transaction.
-            group_metadata: Metadata of the group of these offsets, from `Consumer.consumer_group_metadata`.
-            progress: Returns a number that grows when the work has learned something from an aborted attempt. Such
-                attempts are not counted, because the next one differs.
-            check: Called when all records are durable, right before the commit. It raises if the transaction must not
-                be committed.
-
-        Raises:
-            FencedError: A newer producer with this transactional id exists, or the broker aborted this transaction.
-            KafkaClientError: The transaction failed; its outcome may be unknown. After a time-out it is aborted, and
-                the error is retriable: a new producer can run the same work.
-            Exception: What *work* or *check* raised; the transaction is aborted.
-        """
+        """Run the work in one transaction and commit it."""
         if self._final_error is not None:
             # Without this, another caller of this producer would get the error of an open transaction. Raise the error
             # that ended the producer instead.

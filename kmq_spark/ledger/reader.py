@@ -43,19 +43,7 @@ _STORY_COLUMNS = "* EXCLUDE (queue, origin_partition, origin_offset, step)"
 
 
 def connect(folder: str) -> duckdb.DuckDBPyConnection:
-    """
-    Open a ledger in DuckDB, with its tables and views by name, for your own SQL.
-
-    Args:
-        folder: Local path of the ledger.
-
-    Returns:
-        An in-memory connection. It reads the present version of the ledger; later batches need a new connection. A key
-        is text, or hex with `0x` where it is not UTF-8.
-
-    Raises:
-        LedgerError: The folder contains no ledger of this version, or delta-rs does not support its Delta features.
-    """
+    """Open a ledger in DuckDB, with its tables and views by name, for your own SQL."""
     return _connect(Location(folder))
 
 

@@ -203,13 +203,7 @@ class LedgerService:
             query.stop()
 
     def run(self) -> None:
-        """
-        Write until stopped, or until all present records are written (*once*).
-
-        Raises:
-            TopicError: A topic of a queue is missing or not correct.
-            KmqError: The location contains no ledger, another process uses it, or a query failed too often.
-        """
+        """Write until stopped, or until all present records are written (*once*)."""
         spark, settings = self._spark, self._settings
         with exclusive(self.location):
             streams = streams_of([check_queue(queue, **settings.kafka.reach()) for queue in self._queues])

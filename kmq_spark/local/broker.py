@@ -73,14 +73,6 @@ class EmbeddedBroker:
 
     Use it as a context manager, or call `start` and `close`. It can be stopped, killed, paused and started again with
     the same data and port, as the fault tests do.
-
-    Args:
-        data_dir: Directory of all files that the broker writes, including its logs. With the directory of an earlier
-            broker, the new one has its topics. The default is temporary; it is removed by `close`, or when this process
-            ends.
-        port: Port on 127.0.0.1; the default is a free port.
-        extra: Kafka broker settings, in addition to the default ones of this module or in place of them.
-        environment: Environment variables of its Java processes, in addition to those of this process.
     """
 
     def __init__(
@@ -117,13 +109,7 @@ class EmbeddedBroker:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def start(self) -> Self:
-        """
-        Start the broker and wait until it is ready; fetch its jars first if they are not in the cache.
-
-        Raises:
-            SetupError: Java or the jars are missing, the port is in use, or the broker ended or did not become ready;
-                the message contains its last log lines.
-        """
+        """Start the broker and wait until it is ready; fetch its jars first if they are not in the cache."""
         if self.is_running:
             return self
         if self._port_is_given:

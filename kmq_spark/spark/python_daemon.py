@@ -26,12 +26,7 @@ SEPARATOR_LINES = ("", "During handling of the above exception, another exceptio
 
 
 class QuietStderr:
-    """
-    A stderr that drops the tracebacks of a `BrokenPipeError`, and tracebacks cut off by the end of the process.
-
-    Args:
-        stream: Receives all other output.
-    """
+    """A stderr that drops the tracebacks of a `BrokenPipeError`, and tracebacks cut off by the end of the process."""
 
     def __init__(self, stream: TextIO) -> None:
         """Begin without buffered lines."""

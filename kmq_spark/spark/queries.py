@@ -57,11 +57,6 @@ class RestartedQuery:
     A streaming query that is started again when it fails, with growing pauses and a limit.
 
     A subclass says how the query is opened, and which failures a restart cannot correct.
-
-    Args:
-        name: For log lines and errors: `tracker of orders`.
-        queue: For the records of the log.
-        restart_limit: How often in a row the query is started again; a finished batch ends the row.
     """
 
     def __init__(self, name: str, queue: str, restart_limit: int) -> None:
@@ -97,13 +92,7 @@ class RestartedQuery:
         self.stopping.set()
 
     def run(self) -> None:
-        """
-        Run until `stop` is called, or until the query ends by itself (`available-now`).
-
-        Raises:
-            FencedError: Somebody newer has taken over.
-            KmqError: A restart cannot correct the failure, or the query failed too often in a row.
-        """
+        """Run until `stop` is called, or until the query ends by itself (`available-now`)."""
         while not self.stopping.is_set():
             try:
                 with self.open() as query:
@@ -181,12 +170,7 @@ class BatchFunction:
         self.failure: BaseException | None = None
 
     def __call__(self, *arguments: Any) -> None:
-        """
-        Call the function.
-
-        Raises:
-            KmqError: The function is closed.
-        """
+        """Call the function."""
         with self._lock:
             if self._function is None:
                 message = "Spark began a batch of a query that has ended: nothing is sent; the next query runs it again"

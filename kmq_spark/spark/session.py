@@ -49,12 +49,7 @@ DRIVER_OPTIONS = f"-Xss16m -XX:+UseSerialGC {_QUICK_START} {_LOG_FLAG}"
 
 
 def streaming_settings(state_partitions: int) -> dict[str, str]:
-    """
-    Return the SQL settings of every tracker query.
-
-    Args:
-        state_partitions: Number of tasks and state stores of a query. The first run of a checkpoint fixes it.
-    """
+    """Return the SQL settings of every tracker query."""
     return {
         "spark.sql.shuffle.partitions": str(state_partitions),
         # Spark disables adaptive execution for stateful queries anyway. The explicit setting guarantees that the number
@@ -85,13 +80,7 @@ def streaming_settings(state_partitions: int) -> dict[str, str]:
 
 
 def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> dict[str, str]:
-    """
-    Return the settings that must be set before the JVM starts, for local mode; `spark-submit.sh` passes its own.
-
-    Args:
-        jars: Connector jars from the lock file; empty where the cluster provides them.
-        driver_memory: Heap size of the driver. In local mode the driver also runs the tasks.
-    """
+    """Return the settings that must be set before the JVM starts, for local mode; `spark-submit.sh` passes its own."""
     settings = {
         "spark.driver.memory": driver_memory,
         "spark.driver.extraJavaOptions": DRIVER_OPTIONS,
@@ -116,12 +105,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
 
 
 def delta_settings(*, is_local: bool = True) -> dict[str, str]:
-    """
-    Return the settings for Delta's tables and SQL. Only the ledger needs them, before its session starts.
-
-    Args:
-        is_local: Whether Spark runs on one small machine (two or four cores). Spark's defaults fit a cluster.
-    """
+    """Return the settings for Delta's tables and SQL. Only the ledger needs them, before its session starts."""
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -149,10 +133,6 @@ def local_checkpoint_settings(checkpoint_dir: str, session: SparkSession | None 
 
     The file system must also be a `LocalFileSystem`. Hadoop refuses any other one when Spark's maintenance task uploads
     a snapshot of the state, and only a log line at level WARN reports that.
-
-    Args:
-        checkpoint_dir: Checkpoint folder. A path without scheme is local, except the mount points of Databricks.
-        session: Session that gets the settings. If its JVM has a faster local file system, that one is used.
     """
     url = urlparse(checkpoint_dir)
     if url.scheme == "file" or (not url.scheme and not url.path.startswith(_MOUNTED_STORES)):
@@ -183,16 +163,7 @@ def build_session(
     settings: Mapping[str, str] | None = None,
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """
-    Return the running session, or start one.
-
-    Args:
-        app_name: Name that Spark displays. Must not contain secrets.
-        master: Spark master such as `local[2]`: this process starts the JVM, which ignores SIGTERM, except with
-            `local-cluster`. None leaves the master to `spark-submit`.
-        settings: Spark settings; none by default.
-        log_level: Log level of the JVM.
-    """
+    """Return the running session, or start one."""
     from pyspark.sql import SparkSession as Session  # noqa: PLC0415  # importing this module must not start loading Spark
 
     # The workers must use this interpreter: another `python3` on the PATH may not have pyarrow.

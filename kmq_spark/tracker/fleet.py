@@ -155,20 +155,7 @@ class _Tracked:
 
 
 class TrackerFleet:
-    """
-    One process of a fleet.
-
-    Args:
-        name: Of the fleet.
-        settings: All settings; `[tracker] queues` are added to the fleet's queues.
-        make_tracker: Returns a new tracker of a queue.
-        check_engine: Called about every second; raises a `KmqError` if this process can run no tracker any more.
-        version: Version of this program, shown by `kmq tracker fleet`.
-        on_event: Called with an event (`joined`, `tracking`, `ready`, `stopped`) and a queue, empty for `joined`.
-
-    Raises:
-        ConfigError: A name or a setting is not allowed.
-    """
+    """One process of a fleet."""
 
     def __init__(
         self,
@@ -216,14 +203,7 @@ class TrackerFleet:
         self._stopping.set()
 
     def run(self) -> None:
-        """
-        Track what is assigned to this process until `stop`.
-
-        Raises:
-            TopicError: The coordination topic cannot be created, or does not fit.
-            FencedError: Another process uses the name of this member.
-            KmqError: This process can take no part in the group any more, or its JVM is gone.
-        """
+        """Track what is assigned to this process until `stop`."""
         if self._stopping.is_set():
             return
         tracker, reach = self._settings.tracker, self._settings.kafka.reach()

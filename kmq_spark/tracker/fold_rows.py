@@ -105,15 +105,6 @@ def fold_rows(
     Fold the new marker rows of one markers partition into its state.
 
     The first call in a process excludes all objects that exist by then from garbage collection (`gc.freeze`).
-
-    Args:
-        key: The grouping key: the number of the markers partition.
-        frames: Rows `marker_offset: long`, `appended_at_ms: long`, `value: binary`, in several frames, in any order.
-        state: One binary column, a serialized `core.state.PartitionState`.
-        settings: Settings of the query.
-
-    Yields:
-        One frame with the columns of `OUTPUT_SCHEMA`.
     """
     _freeze_imports()
     marker_partition = int(key[0])

@@ -72,10 +72,6 @@ class MarkerWatch:
     """
     Reads the unread markers of one markers topic.
 
-    Args:
-        config: librdkafka settings of a reader, see `settings.reader_config`.
-        topic: Markers topic.
-
     Attributes:
         unread: What is seen since `begin`.
     """

@@ -71,11 +71,6 @@ class TrackerMetrics:
 
     A process of a fleet adds and removes them: a queue has samples in the process that tracks it and in no other, so
     that sums over the fleet are right.
-
-    Args:
-        trackers: The trackers; their `on_batch` is replaced.
-        settings: Broker addresses and the interval of the checks.
-        more: Returns further samples.
     """
 
     def __init__(
@@ -165,16 +160,7 @@ class TrackerMetrics:
         self._stopping.set()
 
     def check_topics(self, queue: str, inspector: QueueInspector) -> None:
-        """
-        Read from the topics the numbers that the tracker does not know, and store them.
-
-        Args:
-            queue: Name of the queue, or `queue@subscription`.
-            inspector: Reads the topics of this queue.
-
-        Raises:
-            KmqError: The broker cannot be reached, or does not answer in time.
-        """
+        """Read from the topics the numbers that the tracker does not know, and store them."""
         numbers = self._numbers.get(queue)
         if numbers is None:  # removed a moment ago
             return
@@ -237,12 +223,7 @@ class TrackerMetrics:
 def serving_metrics(
     trackers: Sequence[TrackerView], settings: Settings, more: Callable[[], list[Sample]] = list
 ) -> Iterator[TrackerMetrics | None]:
-    """
-    Serve the metrics of trackers over HTTP inside a `with` block; yield None, and do nothing, if no port is set.
-
-    Raises:
-        ConfigError: `prometheus-client` is not installed, or the server cannot listen on the port.
-    """
+    """Serve the metrics of trackers over HTTP inside a `with` block; yield None, and do nothing, if no port is set."""
     if not settings.metrics.port:
         yield None
         return

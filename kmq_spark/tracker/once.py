@@ -41,21 +41,7 @@ if TYPE_CHECKING:
 
 
 def track_once(queue: str, settings: Settings) -> TrackerStats:
-    """
-    Redeliver or dead-letter the overdue messages of a queue, and return.
-
-    Args:
-        queue: Name of the queue, or `queue@subscription`.
-        settings: All settings. Those in `[tracker]` about Spark and its checkpoint are not used.
-
-    Returns:
-        What was done; all of it is committed.
-
-    Raises:
-        FencedError: A newer tracker of this queue has taken over.
-        TopicError: A topic is missing or has wrong settings.
-        KmqError: Retention removed markers before they were read, or the broker does not answer; run it again.
-    """
+    """Redeliver or dead-letter the overdue messages of a queue, and return."""
     layout = check_queue(queue, **settings.kafka.reach())
     sender = sender_of(settings, layout)
     is_done = False

@@ -60,16 +60,7 @@ def pause_s(worked_s: float) -> float:
 
 
 def is_batch_wanted(unread: Unread, *, passed_s: float, quiet_s: float, due_in_s: float, unwatched_s: float) -> bool:
-    """
-    Return whether a pause should end although no TICK can decide anything.
-
-    Args:
-        unread: What the watch has seen in this pause.
-        passed_s: Duration of the pause so far, seconds.
-        quiet_s: Time since the newest marker arrived, seconds.
-        due_in_s: Time until the earliest deadline that is known, seconds.
-        unwatched_s: Longest pause without a watch, seconds; see `pause_s`.
-    """
+    """Return whether a pause should end although no TICK can decide anything."""
     if passed_s < REST_S:
         return False
     if unread.is_blind:
@@ -81,13 +72,7 @@ def is_batch_wanted(unread: Unread, *, passed_s: float, quiet_s: float, due_in_s
 
 
 class Pauser:
-    """
-    Pauses between two batches of one query.
-
-    Args:
-        ticker: Ends pauses with its TICKs.
-        watch: Reads the markers that arrive during a pause.
-    """
+    """Pauses between two batches of one query."""
 
     def __init__(self, ticker: Ticker, watch: MarkerWatch) -> None:
         """Store the parts."""

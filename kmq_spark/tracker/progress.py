@@ -35,11 +35,6 @@ def batches_since_snapshot(query: StreamingQuery, first_batch: int) -> int:
 
     Of several state stores the one with the oldest snapshot counts. The number is from Spark's metrics, so it is
     available for a checkpoint on any file system.
-
-    Args:
-        query: The tracker's query.
-        first_batch: Number of the first batch since the start of the query, -1 before it. Spark does not report uploads
-            from before the start.
     """
     progress = query.lastProgress
     if progress is None or not progress.stateOperators:
@@ -53,13 +48,7 @@ def batches_since_snapshot(query: StreamingQuery, first_batch: int) -> int:
 
 
 def batch_s(query: StreamingQuery, pauses_s: Mapping[int, float]) -> float | None:
-    """
-    Return the duration of the newest batch without its pause, seconds; None before the first batch.
-
-    Args:
-        query: The tracker's query.
-        pauses_s: Pauses at the end of the newest batches, seconds by batch number.
-    """
+    """Return the duration of the newest batch without its pause, seconds; None before the first batch."""
     progress = query.lastProgress
     if progress is None:
         return None

@@ -95,13 +95,7 @@ class MarkersSource:
 
 
 def read_markers(spark: SparkSession, source: MarkersSource) -> DataFrame:
-    """
-    Read the markers topic as a stream.
-
-    Returns:
-        One row per record: `marker_partition: int`, `marker_offset: long`, `appended_at_ms: long` (epoch milliseconds,
-        broker clock), `value: binary`; in no defined order.
-    """
+    """Read the markers topic as a stream."""
     records = spark.readStream.format("kafka").options(**source.options()).load()
     return records.select(
         F.col("partition").alias("marker_partition"),
@@ -112,16 +106,7 @@ def read_markers(spark: SparkSession, source: MarkersSource) -> DataFrame:
 
 
 def decide(markers: DataFrame, settings: FoldSettings) -> DataFrame:
-    """
-    Fold the markers of each partition and decide which messages are due.
-
-    Args:
-        markers: Rows as `read_markers` returns them.
-        settings: Settings of the state function.
-
-    Returns:
-        A streaming frame with the columns of `OUTPUT_SCHEMA`.
-    """
+    """Fold the markers of each partition and decide which messages are due."""
     return markers.groupBy("marker_partition").applyInPandasWithState(
         partial(fold_rows, settings=settings),
         OUTPUT_SCHEMA,
@@ -141,21 +126,7 @@ def build_query(
     checkpoint: str,
     trigger: Mapping[str, Any],
 ) -> DataStreamWriter:
-    """
-    Build the query without starting it.
-
-    Args:
-        markers: Rows as `read_markers` returns them.
-        settings: Settings of the state function.
-        deliver: Called on the driver, once per batch, with the batch id and one outcome per markers partition. When it
-            returns, all decisions are carried out. When it raises, the batch fails and runs again.
-        query_name: Name that Spark displays.
-        checkpoint: Folder of this query's checkpoint.
-        trigger: Keyword arguments of `DataStreamWriter.trigger`.
-
-    Returns:
-        The writer; `start` starts the query.
-    """
+    """Build the query without starting it."""
 
     def deliver_batch(decisions: DataFrame, batch_id: int) -> None:
         deliver(batch_id, outcomes_of(decisions.toArrow()))
@@ -171,15 +142,7 @@ def build_query(
 
 
 def outcomes_of(table: pa.Table) -> list[PartitionOutcome]:
-    """
-    Convert the rows of a batch to outcomes, one per markers partition.
-
-    Args:
-        table: Rows with the columns of `OUTPUT_SCHEMA`.
-
-    Returns:
-        The outcomes, ascending by markers partition.
-    """
+    """Convert the rows of a batch to outcomes, one per markers partition."""
     columns = {name: table.column(name).to_numpy() for name in table.column_names if name != "detail"}
     columns["action"] = columns["row_kind"]  # the row kinds of decisions have the values of `DecisionAction`
     detail = table.column("detail")

@@ -73,11 +73,6 @@ class QueueTracker(RestartedQuery):
     """
     The tracker of one queue.
 
-    Args:
-        spark: Session. The tracker sets the streaming settings on it.
-        queue: Name of the queue, or `queue@subscription`.
-        settings: All settings.
-
     Attributes:
         snapshot_lag: Batches since the last uploaded snapshot of the state.
         stats: What the tracker has done since the process started.

@@ -20,11 +20,6 @@ class TrackerService:
     """
     The trackers of several queues in one Spark application. Each has its own query, checkpoint and transactional id.
 
-    Args:
-        spark: Session that all trackers use.
-        queues: Names of the queues, or `queue@subscription`; no duplicates.
-        settings: All settings.
-
     Attributes:
         trackers: One tracker per queue, in the order of *queues*.
     """
@@ -39,11 +34,6 @@ class TrackerService:
             tracker.stop()
 
     def run(self) -> None:
-        """
-        Run all trackers until `stop`. When one fails, stop the others.
-
-        Raises:
-            KmqError: The error of the tracker that failed first.
-        """
+        """Run all trackers until `stop`. When one fails, stop the others."""
         with serving_metrics(self.trackers, self._settings):
             run_together(self.trackers)

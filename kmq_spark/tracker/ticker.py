@@ -130,12 +130,6 @@ class Ticker(threading.Thread):
     """
     The thread that writes TICKs.
 
-    Args:
-        config: librdkafka settings of the producer.
-        markers_topic: Topic that gets the TICKs.
-        partition_count: Number of its partitions.
-        interval_s: Shortest time between two TICKs of a partition.
-
     Attributes:
         periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
         failure: The exception that ended the thread; None while it runs, and after `stop`.
@@ -208,13 +202,7 @@ class Ticker(threading.Thread):
         self._changed.set()
 
     def expect(self, partition: int, due_at_ms: int) -> None:
-        """
-        Note that a message may be due earlier than the newest batch knows, because of a marker that it has not read.
-
-        Args:
-            partition: Markers partition.
-            due_at_ms: Its deadline, epoch milliseconds, broker clock. The next `observe` replaces it.
-        """
+        """Note that a message may be due earlier than the newest batch knows, because of an unread marker."""
         with self._lock:
             ticks = self._partitions.setdefault(partition, _PartitionTicks())
             is_known = ticks.next_deadline_at_ms is not None and ticks.next_deadline_at_ms <= due_at_ms
@@ -239,9 +227,6 @@ class Ticker(threading.Thread):
         Wait until the log contains an unread TICK that may decide something, at most *longest_s* seconds.
 
         Nothing is decided between two TICKs, so a batch there costs as much as any other and decides nothing.
-
-        Returns:
-            Whether the pause is over: there is such a TICK, or `end_pauses` or `stop` was called.
         """
         with self._ticked:
             return self._ticked.wait_for(self._is_pause_over, longest_s)
@@ -253,12 +238,7 @@ class Ticker(threading.Thread):
             self._ticked.notify_all()
 
     def wait_first_ticks(self, timeout_s: float) -> None:
-        """
-        Wait until every partition has a TICK from this thread.
-
-        Raises:
-            KafkaClientError: A partition has none within *timeout_s* seconds.
-        """
+        """Wait until every partition has a TICK from this thread."""
         if not self._all_reported.wait(timeout_s):
             message = f"cannot write TICKs to {self._topic} within {timeout_s:g} s; check the broker"
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)

@@ -53,15 +53,6 @@ def encode_marker(marker: Marker) -> bytes:
     """
     Encode a marker.
 
-    Args:
-        marker: A marker within the bounds of `core.markers`; texts longer than `MAX_TEXT_CHARS` are truncated.
-
-    Returns:
-        The record value.
-
-    Raises:
-        MalformedRecordError: A value is out of bounds; no reader would accept the record.
-
     Source: docs/internals/protocol.md, marker record.
     """
     message = marker_pb2.Marker(consumer_id=_sent_text(marker.consumer_id))
@@ -103,19 +94,6 @@ def encode_marker(marker: Marker) -> bytes:
 def decode_marker(value: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1) -> Marker:
     """
     Decode the value of a record of the markers topic.
-
-    Args:
-        value: The record value; None for a record without value.
-        topic: Markers topic, for the error text.
-        partition: Markers partition, for the error text.
-        offset: Marker offset, for the error text.
-
-    Returns:
-        A marker within the bounds of `core.markers`.
-
-    Raises:
-        MalformedRecordError: The bytes are not a marker, or a value is out of bounds.
-        UnsupportedVersionError: The version, type, outcome, release or backoff kind is newer than this build.
 
     Source: docs/internals/protocol.md, marker record.
     """

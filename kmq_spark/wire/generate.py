@@ -32,19 +32,7 @@ DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
 
 
 def serialized_descriptor(proto: str, into: Path) -> bytes:
-    """
-    Run protoc.
-
-    Args:
-        proto: File name of the `.proto` file.
-        into: Folder for the output, which includes `<name>_pb2.pyi`.
-
-    Returns:
-        The serialized `FileDescriptorProto`, without comments.
-
-    Raises:
-        SystemExit: The file does not compile; protoc has printed why.
-    """
+    """Run protoc."""
     from google.protobuf import descriptor_pb2  # noqa: PLC0415  # development only, as grpcio-tools
     from grpc_tools import protoc  # noqa: PLC0415  # a development dependency
 
@@ -71,18 +59,7 @@ def generated_module(proto: str, descriptor: bytes) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """
-    Write the generated files, or check that they are current.
-
-    Args:
-        arguments: `["--check"]` or an empty list.
-
-    Returns:
-        Exit code: 1 if `--check` finds a module that differs from what its `.proto` file generates.
-
-    Raises:
-        SystemExit: A `.proto` file does not compile, or there is no `.proto` file.
-    """
+    """Write the generated files, or check that they are current."""
     protos = sorted(path.name for path in WIRE_FOLDER.glob("*.proto"))
     if not protos:
         raise SystemExit(f"no .proto files: got none in {str(WIRE_FOLDER)!r}, at least one needed; check the folder")

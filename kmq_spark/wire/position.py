@@ -32,12 +32,7 @@ _JSON_KINDS = (str, int, float, list, dict)
 
 
 def encode_state(state: ProducerState) -> bytes:
-    """
-    Return the value of a position record.
-
-    Raises:
-        ConfigError: The position is neither bytes nor JSON, or is larger than `MAX_POSITION_BYTES`.
-    """
+    """Return the value of a position record."""
     name, text = _encoded(state.position)
     # Written by hand around the position, which is JSON already.
     return (
@@ -69,13 +64,7 @@ def _encoded(position: SourcePosition) -> tuple[str, str]:
 
 
 def decode_state(value: bytes, *, topic: str = "", partition: int = -1, offset: int = -1) -> ProducerState:
-    """
-    Read the value of a position record.
-
-    Raises:
-        UnsupportedVersionError: A later build wrote it.
-        MalformedRecordError: It is no position record, or a field is out of bounds.
-    """
+    """Read the value of a position record."""
     place: Any = {"topic": topic, "partition": partition, "offset": offset}
     where = f"position record at {topic}[{partition}]@{offset}"
     if len(value) > MAX_RECORD_BYTES:

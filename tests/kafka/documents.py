@@ -80,14 +80,7 @@ class Running(NamedTuple):
 
 
 class Reader:
-    """
-    A reader of the documents, who runs the commands in them.
-
-    Args:
-        folder: Empty; looks like a checkout afterwards, as far as documents name its files.
-        port: Of the broker.
-        spare_port: Free; for metrics.
-    """
+    """A reader of the documents, who runs the commands in them."""
 
     def __init__(self, folder: Path, port: int, spare_port: int) -> None:
         self.folder = folder
@@ -111,14 +104,7 @@ class Reader:
         until: dict[str, Callable[[str], bool]] | None = None,
         kills: Collection[str] = (),
     ) -> None:
-        """
-        Type the blocks of a document.
-
-        Args:
-            document: Its path below the root.
-            until: For a Python block that runs on and holds the key: whether its output is complete.
-            kills: Keys of *until* whose block is killed, since it cannot end.
-        """
+        """Type the blocks of a document."""
         for block in blocks_of(document):
             if block.reason:
                 continue

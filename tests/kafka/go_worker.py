@@ -42,15 +42,7 @@ class GoMessage(NamedTuple):
 
 
 class GoWorker:
-    """
-    Its producer and its consumer of one of its queues.
-
-    Args:
-        bootstrap_servers: Broker.
-        queue: Name of our queue: its message topic, and with `.markers` its marker topic.
-        queue_id: Name of its queue: the key of every record.
-        lease_ms: Its redelivery timeout.
-    """
+    """Its producer and its consumer of one of its queues."""
 
     def __init__(self, bootstrap_servers: str, queue: str, queue_id: str, lease_ms: int = 1_000) -> None:
         """Join the group of its queue."""

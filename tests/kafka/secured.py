@@ -76,15 +76,7 @@ class SecuredBroker:
     @classmethod
     @contextmanager
     def with_queue(cls, folder: Path, queue: str, *parts: str, options: tuple[str, ...] = ()) -> Iterator[Self]:
-        """
-        Run a broker for the time of a block, with a queue of one partition.
-
-        Args:
-            folder: Of the broker's data.
-            queue: Name; the user `creator` creates it.
-            parts: Users besides `creator` that get the rights which `kmq acls` lists.
-            options: Of `kmq acls`.
-        """
+        """Run a broker for the time of a block, with a queue of one partition."""
         secured = cls(folder)
         try:
             secured.grant(queue, "creator", *parts, options=options)

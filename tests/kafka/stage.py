@@ -115,14 +115,7 @@ def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = COMES_S,
 
 
 def run_until(is_over: Callable[[], bool], program: list[str], over: Path) -> tuple[int, list[bytes]]:
-    """
-    Run a consumer until it dies, or until everything is over; return its exit code and the lines that it wrote.
-
-    Args:
-        is_over: Whether everything is over.
-        program: Command; it gets the path of a file as its last argument, and ends well once that file exists.
-        over: The file.
-    """
+    """Run a consumer until it dies, or until everything is over; return its exit code and the lines that it wrote."""
     with subprocess.Popen([*program, str(over)], stdout=subprocess.PIPE) as process:
         try:
             assert wait_until(lambda: process.poll() is not None or is_over())

@@ -26,12 +26,6 @@ class Process:
     """
     One instance of a member.
 
-    Args:
-        client_id: Of the member.
-        number: Of its instance.
-        clock_ahead_ms: Of its monotonic clock.
-        first: Row of the log where it begins to read; 0 in these simulations.
-
     Attributes:
         world: As far as it has read.
         holds: Its own view of what it holds.

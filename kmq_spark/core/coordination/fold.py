@@ -33,15 +33,7 @@ _FREE = Resource()
 
 
 def apply(world: World, offset: int, append_time_ms: int, record: Record | None) -> Applied:
-    """
-    Apply one record of the group's partition.
-
-    Args:
-        world: Changed in place, which takes microseconds for a world of any size.
-        offset: Offset of the record. A record below `world.next_offset` was applied before and is ignored.
-        append_time_ms: Epoch milliseconds, broker clock; negative if unknown.
-        record: None for an unreadable record, or one of another group: it only moves the clock.
-    """
+    """Apply one record of the group's partition."""
     applied = Applied()
     if offset < world.next_offset:
         applied.ignored.append(Ignored.REPEATED)

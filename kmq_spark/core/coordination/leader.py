@@ -47,17 +47,7 @@ class Candidate(NamedTuple):
 
 
 def sticky_balanced(tasks: Sequence[str], members: Sequence[Candidate], current: Mapping[str, str]) -> dict[str, str]:
-    """
-    Return a balanced assignment that moves as few tasks as possible.
-
-    Args:
-        tasks: All tasks of the group.
-        members: Members to which tasks may be assigned.
-        current: The current assignment, task to client id.
-
-    Returns:
-        The new assignment, task to client id. The numbers of tasks of two members differ by at most one.
-    """
+    """Return a balanced assignment that moves as few tasks as possible."""
     if not members:
         return {}
     level, more = divmod(len(tasks), len(members))

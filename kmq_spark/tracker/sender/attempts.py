@@ -49,14 +49,6 @@ class Attempt:
     """
     An attempt to carry out these decisions.
 
-    Args:
-        runs: Decisions with their payloads.
-        rejected_records: Records that the broker rejected in earlier attempts; this attempt adds to them.
-        topics: Topics of the queue.
-        rules: QueueRules of the queue.
-        dead_letter_partitions: Partitions of the dead-letter topic.
-        is_first: Whether no attempt at these decisions has failed.
-
     Attributes:
         ends: The ENDs of the final decisions, complete after `records`.
         redelivered: Messages sent to the queue topic again.

@@ -109,12 +109,7 @@ class _Partition(NamedTuple):
 
 
 class DueDecisions:
-    """
-    The decisions of a batch, by queue partition and message offset.
-
-    Args:
-        outcomes: One per markers partition.
-    """
+    """The decisions of a batch, by queue partition and message offset."""
 
     def __init__(self, outcomes: Sequence[PartitionOutcome]) -> None:
         """Sort the runs. `with_payloads` creates the objects."""
@@ -152,12 +147,7 @@ class DueDecisions:
         return {number: partition.wanted.tolist() for number, partition in self._partitions.items()}
 
     def with_payloads(self, payloads: PayloadSlice) -> Iterator[DueRun]:
-        """
-        Yield the decisions on consecutive messages of `message_offsets`, each run cut to these messages.
-
-        Args:
-            payloads: Some of the payloads that were asked for with `message_offsets`.
-        """
+        """Yield the decisions on consecutive messages of `message_offsets`, each run cut to these messages."""
         mine = self._partitions[payloads.partition]
         offsets = mine.wanted[payloads.first : payloads.first + len(payloads.messages)]
         near = slice(

@@ -24,9 +24,6 @@ class SenderPositions:
     """
     The positions of one sender. The caller holds the sender's lock.
 
-    Args:
-        tracker_id: Id of the tracker; the commits name it.
-
     Attributes:
         current: Positions that the next commit contains, by markers partition.
         committed: Positions that are committed, by markers partition.
@@ -71,12 +68,7 @@ class SenderPositions:
             )
 
     def advance_idle(self, read_to: Mapping[int, int]) -> None:
-        """
-        Advance to what an idle query has read, in partitions on which a batch since `load` has reported.
-
-        Args:
-            read_to: First marker offset that the query has not read, by partition.
-        """
+        """Advance to what an idle query has read, in partitions on which a batch since `load` has reported."""
         for partition, next_offset in read_to.items():
             position = self.current.get(partition)
             if partition not in self._reported_partitions or position is None or position.next_offset >= next_offset:

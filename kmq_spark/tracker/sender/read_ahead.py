@@ -17,13 +17,7 @@ Piece = TypeVar("Piece")
 
 
 def one_ahead(pieces: Generator[Piece]) -> Generator[Piece]:
-    """
-    Yield the items of a generator, and produce the next one while the caller processes the current one.
-
-    Args:
-        pieces: The generator. Only one thread at a time runs it. It is closed when this generator is closed, after the
-            item that it is producing.
-    """
+    """Yield the items of a generator, and produce the next one while the caller processes the current one."""
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="kmq-read-ahead") as other_thread:
             piece = next(pieces, None)

@@ -64,13 +64,6 @@ def final_decision(run: DueRun, rejection_count: int, topics: QueueTopics, rules
 
     A message that cannot be redelivered becomes a dead letter. A message whose TTL has expired gets the outcome
     EXPIRED, or becomes a dead letter if the queue's rules require it.
-
-    Args:
-        run: The decision of the fold on one message, with its payload.
-        rejection_count: How often the broker rejected the message as too large. Once: it becomes a dead letter. Twice:
-            a dead letter without payload.
-        topics: Topics of the queue.
-        rules: QueueRules of the queue.
     """
     (message,) = run.messages
     if message is not None:
@@ -125,15 +118,7 @@ def _joined(first: str, second: str) -> str:
 def outgoing_record(
     run: DueRun, topics: QueueTopics, dead_letter_partitions: int, max_deliveries: int = 0
 ) -> OutgoingRecord:
-    """
-    Return the record for a final decision: the redelivered message or the dead letter.
-
-    Args:
-        run: A decision on one message as `final_decision` returns it; its outcome is not EXPIRED.
-        topics: Topics of the queue.
-        dead_letter_partitions: Partitions of the dead-letter topic.
-        max_deliveries: The queue's delivery limit, 0 for none.
-    """
+    """Return the record for a final decision: the redelivered message or the dead letter."""
     (message,) = run.messages
     headers: Headers = []
     sent_at_ms, key, value = -1, None, None

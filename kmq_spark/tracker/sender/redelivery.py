@@ -84,13 +84,6 @@ class RedeliverySender:
     """
     Carries out the tracker's decisions for one queue, under one transactional id.
 
-    Args:
-        layout: The queue's topics, checked.
-        bootstrap_servers: Comma-separated `host:port`.
-        extra: librdkafka settings of the operator.
-        limits: Limits of the transactions; None: the defaults.
-        rules_reader: Reads the rules of the queue; closed with the sender.
-
     Attributes:
         topics: Topic and group names of the queue.
         tracker_id: Id of this tracker; its TERMs and the metadata of the group's offsets contain it.
@@ -164,20 +157,7 @@ class RedeliverySender:
         return self._fenced_at_s is not None
 
     def open(self, own_ids: Collection[str] = ()) -> ResumePoint:
-        """
-        Take over the queue: begin the first term, and read where to begin.
-
-        Args:
-            own_ids: For a tracker that restarts, its ids from before: if another one has begun a term since, it is
-                newer and keeps the queue. Empty: take over from every tracker.
-
-        Returns:
-            Where the tracker begins.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-            FencedError: A newer tracker has the queue.
-        """
+        """Take over the queue: begin the first term, and read where to begin."""
         with self._lock:
             if own_ids:
                 self._check_not_replaced(own_ids)
@@ -201,20 +181,7 @@ class RedeliverySender:
             return resume
 
     def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
-        """
-        Carry out the decisions of a batch that are of the newest term of this tracker.
-
-        Args:
-            outcomes: One per markers partition.
-
-        Returns:
-            What was sent and committed. After a failure of a transaction this is a part: a new term has begun, and the
-            fold decides the rest anew.
-
-        Raises:
-            FencedError: A newer tracker has taken over.
-            KafkaClientError: No new term can begin.
-        """
+        """Carry out the decisions of a batch that are of the newest term of this tracker."""
         with self._lock:
             self._note(outcomes)
             self._follow_terms(outcomes)
@@ -235,13 +202,6 @@ class RedeliverySender:
 
         The position of a partition is not advanced before a batch has reported on it: only a batch says which markers
         are still needed.
-
-        Args:
-            read_to: First marker offset that Spark has not read, by partition. It may be past the last marker, after
-                control records of transactions, which the group's lag would otherwise count permanently.
-
-        Raises:
-            KafkaClientError: No new term can begin.
         """
         changed = self._rules.changed()
         with self._lock:
@@ -258,10 +218,6 @@ class RedeliverySender:
         Commit the positions and close the clients.
 
         If the commit fails, nothing is lost: the next tracker reads more of the log again.
-
-        Args:
-            is_stopped: Whether the tracker was stopped or is done. The commit contains this, so that monitoring does
-                not report a dead tracker.
         """
         with self._lock:
             try:

@@ -32,10 +32,6 @@ class TrackerRules:
     """
     Follows the rules of one queue for its tracker.
 
-    Args:
-        topics: Topic names of the queue.
-        reader: Reads the rules of the queue; closed with this object.
-
     Attributes:
         written: The newest rules that stand in the log.
     """
@@ -47,15 +43,7 @@ class TrackerRules:
         self.written: QueueRules = DEFAULT_RULES
 
     def read_first(self, known: Iterable[QueueRules | None]) -> None:
-        """
-        Read the rules of the queue when a tracker starts.
-
-        Args:
-            known: The rules in force where a rebuild begins, one a markers partition: they apply without a record.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached.
-        """
+        """Read the rules of the queue when a tracker starts."""
         self._checked_at_s = time.monotonic()
         stored = self._reader.refresh()
         in_log = max((each for each in known if each is not None), key=lambda each: each.version, default=DEFAULT_RULES)

@@ -38,14 +38,7 @@ FILES = {
 
 
 class Interrupt:
-    """
-    Ctrl+C right before a line of this thread.
-
-    Args:
-        step: Which line that is run in *files*, the first is 1.
-        files: Modules in which it may come.
-        begins: Whether lines are counted yet, by the frame that runs.
-    """
+    """Ctrl+C right before a line of this thread."""
 
     def __init__(self, step: int, files: set[str], begins: Callable[[FrameType], bool] = lambda _frame: True) -> None:
         self._left, self._files, self._begins = step, files, begins

@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 def write_checkpoint_of(
     version: int, layout: QueueLayout, bootstrap_servers: str, spark: SparkSession, to: Path
 ) -> None:
-    """
-    Fold the markers topic as a tracker of that version does, as far as the checkpoint shows.
-
-    Args:
-        version: Version of the state.
-        layout: Layout of the queue.
-        bootstrap_servers: Broker.
-        spark: Session.
-        to: The checkpoint, which is not there yet.
-    """
+    """Fold the markers topic as a tracker of that version does, as far as the checkpoint shows."""
     rest = bytes(200)
     blob = struct.pack("<4sHHI", b"KMQS", version, 1, zlib.crc32(rest)) + rest
 
