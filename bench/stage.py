@@ -52,7 +52,6 @@ class Bench:
     """A broker and a Spark session that live through all measurements of one run."""
 
     def __init__(self) -> None:
-        """Start both."""
         self._stack = ExitStack()
         self.broker = self._stack.enter_context(EmbeddedBroker(extra=JOINED_TOGETHER))
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))

@@ -97,7 +97,6 @@ class Evidence:
     _ahead_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look up what is asked often."""
         self.ended = {str(event.get("actor", "")) for event in self.events if event["event"] == "ended"}
         clocks = (one["wall"] - one["monotonic"] for one in self.events if one.get("actor") == INJECTOR)
         self._ahead_s = next(clocks, 0.0)

@@ -13,7 +13,6 @@ class FakeGroupState:
     """
 
     def __init__(self) -> None:
-        """Begin without state."""
         self.values: tuple[Any, ...] | None = None
 
     @property

@@ -78,7 +78,6 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says 
     """
 
     def __init__(self, config: pytest.Config, log: Any, groups_file: Path) -> None:  # noqa: ANN401  # xdist's own
-        """Take what LoadScopeScheduling takes, and where the workers write their groups."""
         super().__init__(config, log)
         config.option.loadscopereorder = False  # xdist would sort the groups by their numbers of tests
         self._groups_file = groups_file

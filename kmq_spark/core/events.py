@@ -98,7 +98,6 @@ class EventBuffer:
     __slots__ = ("_ranges", "_reasons", "_rows")
 
     def __init__(self) -> None:
-        """Create an empty buffer."""
         self._rows: list[tuple[int, ...]] = []
         self._ranges: list[OffsetRange] = []
         self._reasons: list[str] = []

@@ -57,7 +57,6 @@ class DeadLetterFilter:
     dead_after: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a filter that means something else than it says: one that is empty, or matches nothing."""
         if all(getattr(self, each.name) is None for each in fields(self)):
             message = "the filter is empty: expected at least one field; to select all letters, set all"
             raise ConfigError(message)

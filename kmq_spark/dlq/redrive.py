@@ -105,7 +105,6 @@ class Redriver:
         timeout: float,
         extra: Mapping[str, str] | None = None,
     ) -> None:
-        """Connect, and fence every older redrive and purge of this queue."""
         self._topics = layout.topics
         self._redrive_partition_count = layout.redrive_partition_count
         self._to = to

@@ -235,7 +235,6 @@ class TrackerPositions:
         partition_count: int,
         timeout: float,
     ) -> None:
-        """Create a consumer, which never subscribes; send nothing yet."""
         self._consumer = make_client(Consumer, config)
         self._config = config
         self._admin = admin

@@ -42,7 +42,6 @@ class QueueTopics:
         return f"{self.queue}@{self.subscription}" if self.subscription else self.queue
 
     def __post_init__(self) -> None:
-        """Validate the names: they are used in topic names, metric labels, file paths and SQL."""
         if self.subscription and not is_name(self.subscription, LONGEST_SUBSCRIPTION):
             raise name_error("subscription", self.subscription, LONGEST_SUBSCRIPTION)
         if not is_name(self.queue) or set(self.queue) <= {"."}:

@@ -81,7 +81,6 @@ class TransactionalProducer:
     def __init__(
         self, config: Mapping[str, str | int | float | bool], timeout: float, *, role: str = "tracker"
     ) -> None:
-        """Connect, and fence every older producer with the same transactional id."""
         self._role = role
         self._timeout = timeout
         self._name = str(config["transactional.id"])

@@ -29,7 +29,6 @@ class QuietStderr:
     """A stderr that drops the tracebacks of a `BrokenPipeError`, and tracebacks cut off by the end of the process."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Begin without buffered lines."""
         self._stream = stream
         self._line = ""
         self._held: list[str] = []

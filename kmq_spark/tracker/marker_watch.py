@@ -77,7 +77,6 @@ class MarkerWatch:
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
-        """Store the settings; the first `begin` connects."""
         self._config = {**config, **FETCH_SETTINGS}
         self._topic = topic
         self._consumer: Consumer | None = None

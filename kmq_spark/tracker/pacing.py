@@ -75,7 +75,6 @@ class Pauser:
     """Pauses between two batches of one query."""
 
     def __init__(self, ticker: Ticker, watch: MarkerWatch) -> None:
-        """Store the parts."""
         self._ticker = ticker
         self._watch = watch
 

@@ -143,7 +143,6 @@ class Ticker(threading.Thread):
         partition_count: int,
         interval_s: float = TICK_INTERVAL_S,
     ) -> None:
-        """Create the producer, which connects in the background; `start` begins to write TICKs."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
         self._config = dict(config)
         self._producer = make_client(Producer, config)

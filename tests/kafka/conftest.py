@@ -45,7 +45,6 @@ class Queue:
     """A queue of one test, with what was written to its topics."""
 
     def __init__(self, name: str, bootstrap_servers: str) -> None:
-        """Take an existing queue."""
         self.name = name
         self.bootstrap_servers = bootstrap_servers
 

@@ -45,7 +45,6 @@ class GoWorker:
     """Its producer and its consumer of one of its queues."""
 
     def __init__(self, bootstrap_servers: str, queue: str, queue_id: str, lease_ms: int = 1_000) -> None:
-        """Join the group of its queue."""
         self._queue, self._key, self._lease_ms = queue, queue_id.encode(), lease_ms
         common = {"bootstrap.servers": bootstrap_servers}
         # No retries: a START must not come after its END.

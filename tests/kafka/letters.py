@@ -24,7 +24,6 @@ class Letters:
     """A queue of two partitions and what lies in its dead-letter topic."""
 
     def __init__(self, queue: Queue, name: str = "") -> None:
-        """Take an existing queue, or one of its groups."""
         self.queue = queue
         self.name = name or queue.name
         self.topics = QueueTopics.parse(self.name)

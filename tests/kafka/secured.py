@@ -47,7 +47,6 @@ class SecuredBroker:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Start it."""
         self.folder = folder
         open_port, port, controller_port = (free_port() for _ in range(3))
         self.bootstrap_servers = f"127.0.0.1:{port}"

@@ -32,7 +32,6 @@ class Stage:
     """One queue, and trackers and consumers on it."""
 
     def __init__(self, spark: SparkSession, bootstrap_servers: str, folder: Path, queue: str) -> None:
-        """Make the queue."""
         self.spark = spark
         self.bootstrap_servers = bootstrap_servers
         self.folder = folder

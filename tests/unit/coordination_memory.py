@@ -35,7 +35,6 @@ class Partition:
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.now_ms, self.ahead_ms = 10_000_000.0, 0
         self.records: list[LoggedBytes] = []
 
@@ -55,7 +54,6 @@ class MemoryChannel:
     """
 
     def __init__(self, partition: Partition) -> None:
-        """Begin at the first record."""
         self.failure: KmqError | None = None
         self.trouble = ""
         self.can_read = self.can_write = True
@@ -95,7 +93,6 @@ class Process:
     """A session, and what it has reported."""
 
     def __init__(self, partition: Partition, client_id: str, number: int = 1, **join_fields: Any) -> None:
-        """Observe; `join` makes it a member."""
         self.channel = MemoryChannel(partition)
         self.duties = Duties(sticky_balanced, 60 * T, partition.now_ms)
         self.session = Session(

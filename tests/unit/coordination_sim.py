@@ -34,7 +34,6 @@ class Process:
     """
 
     def __init__(self, client_id: str, number: int, clock_ahead_ms: float) -> None:
-        """Begin before the first record."""
         self.client_id, self.instance = client_id, f"{client_id}{number}"
         self.clock_ahead_ms = clock_ahead_ms
         self.world, self.sequence = World(), 0
@@ -66,7 +65,6 @@ class Simulation:
     """
 
     def __init__(self) -> None:
-        """Begin with an empty log."""
         self.now_ms, self.broker_ahead_ms = 0.0, 1_000_000
         self.log: list[tuple[int, Record | None]] = []
         self.world = World()

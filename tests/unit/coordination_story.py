@@ -27,7 +27,6 @@ class Story:
     """One group, whose world is checked after each record."""
 
     def __init__(self, at_ms: int = 10_000) -> None:
-        """Begin before the first record."""
         self.world = World()
         self.at_ms, self.offset, self.sequence = at_ms, -1, 0
         self.applied = Applied()

@@ -69,7 +69,6 @@ class Attempt:
         *,
         is_first: bool = True,
     ) -> None:
-        """Store the arguments; `records` yields what to send."""
         self._runs = runs
         self._rejected_records = rejected_records
         self._topics = topics

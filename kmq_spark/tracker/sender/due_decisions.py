@@ -112,7 +112,6 @@ class DueDecisions:
     """The decisions of a batch, by queue partition and message offset."""
 
     def __init__(self, outcomes: Sequence[PartitionOutcome]) -> None:
-        """Sort the runs. `with_payloads` creates the objects."""
         decided = [outcome for outcome in outcomes if len(outcome.decisions)]
         self._columns = {
             name: np.concatenate([getattr(each.decisions, name) for each in decided] or [np.empty(0, np.int64)])

@@ -157,7 +157,6 @@ class Ends:
     """Collects the ENDs of final decisions, and builds as few records as their ranges allow."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._runs: defaultdict[tuple[int, int, Outcome, str], list[tuple[int, int]]] = defaultdict(list)
 
     def add(self, run: DueRun) -> None:

@@ -140,7 +140,6 @@ class Unanswered:
     """Kafka's client, whose commit reaches the broker or not, and gets no answer either way."""
 
     def __init__(self, client: Producer, *, is_written: bool) -> None:
-        """Take the client, and whether the commit reaches the broker."""
         self._client, self._is_written = client, is_written
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever the client has

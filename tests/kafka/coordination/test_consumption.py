@@ -24,7 +24,6 @@ class Clicks:
     """A topic of one test, and members of one group that consume it."""
 
     def __init__(self, bootstrap_servers: str, make: Make) -> None:
-        """Create the topic."""
         self.servers, self._make = bootstrap_servers, make
         self.topic = self.group = f"clicks-{time.time_ns()}"
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})

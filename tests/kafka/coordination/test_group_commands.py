@@ -39,7 +39,6 @@ class Group:
     """A group of one test."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        """Begin without members."""
         self.name, self.servers, self.topic = f"group-{time.time_ns()}", bootstrap_servers, topic
         self._made: list[Coordinator] = []
 

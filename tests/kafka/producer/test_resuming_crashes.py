@@ -87,7 +87,6 @@ class EpochBump:
     """Takes a transactional id and writes nothing."""
 
     def __init__(self, queue: Queue, producer_id: str) -> None:
-        """Keep what is needed."""
         name = f"kmq.{queue.name}.producer.{producer_id}"
         self._config = {"bootstrap.servers": queue.bootstrap_servers, "transactional.id": name}
 

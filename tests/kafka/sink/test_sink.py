@@ -82,7 +82,6 @@ class Query:
     """A streaming query over files, a file a batch, that writes to a queue and may fail behind the sink."""
 
     def __init__(self, spark: SparkSession, queue: Queue, folder: Path) -> None:
-        """Take a folder for files and checkpoint."""
         self._spark, self._queue, self._folder = spark, queue, folder
         self._files = folder / "files"
         self._files.mkdir()

@@ -86,7 +86,6 @@ class Process:
         make: Callable[[str], NotingTracker],
         fence: Callable[[str], None] = lambda _queue: None,
     ) -> None:
-        """Start it. *fence* is called with the queue of each tracker that begins."""
         self.made: list[NotingTracker] = []
         self.events: list[tuple[str, str]] = []
         self.failure: BaseException | None = None
@@ -148,7 +147,6 @@ class Fleet:
     """A fleet of one test."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        """Begin without processes."""
         self.name = f"fleet-{time.time_ns()}"
         self.servers, self.topic = bootstrap_servers, topic
         self._processes: list[Process] = []

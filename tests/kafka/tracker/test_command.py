@@ -40,7 +40,6 @@ class Tracker:
     """A tracker process, with what it wrote."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        """Start it, in a process group of its own as a terminal would."""
         self._errors = (folder / f"tracker-{time.time_ns()}.log").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", *arguments],

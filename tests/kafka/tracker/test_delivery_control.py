@@ -45,7 +45,6 @@ class Log:
     """The topics of a queue, written and read as a test needs them."""
 
     def __init__(self, stage: Stage) -> None:
-        """Connect."""
         self.stage = stage
         self._producer = Producer({"bootstrap.servers": stage.bootstrap_servers, "linger.ms": 0})
 

@@ -28,7 +28,6 @@ class Member:
     """A process of a fleet, and the events that it printed."""
 
     def __init__(self, name: str, arguments: list[str], environment: dict[str, str], folder: Path) -> None:
-        """Start it."""
         self.name, self.log = name, folder / f"{name}-{time.time_ns()}.log"
         self.events: list[dict[str, Any]] = []
         with self.log.open("wb") as errors:
@@ -92,7 +91,6 @@ class Fleet:
     """A fleet of one test, on two queues."""
 
     def __init__(self, queues: list[Queue], folder: Path) -> None:
-        """Start no process."""
         self.name, self.queues, self.folder = f"fleet-{time.time_ns()}", queues, folder
         self.topic = f"coordination-{self.name}"
         self._members: list[Member] = []

@@ -48,7 +48,6 @@ class Hidden:
     """A topic whose end is hidden: offset 0 is plain, 1 is in an open transaction, 2 is plain again."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        """Write it."""
         self.topic = f"hidden.{time.time_ns()}"
         create_queue(self.topic, bootstrap_servers=bootstrap_servers, partitions=1)
         plain = Producer(producer_config(bootstrap_servers))

@@ -49,7 +49,6 @@ class Place:
     """A queue of one test, and senders on it."""
 
     def __init__(self, bootstrap_servers: str, layout: QueueLayout) -> None:
-        """Take an existing queue."""
         self.bootstrap_servers = bootstrap_servers
         self.layout = layout
         self._senders: list[RedeliverySender] = []

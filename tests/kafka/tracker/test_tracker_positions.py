@@ -20,7 +20,6 @@ class RecordingAdmin(AdminClient):
     """An admin client that keeps the names of its requests."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Create the client."""
         super().__init__(config)
         self.requests: list[str] = []
 

@@ -49,7 +49,6 @@ class MarkersFolder:
     """A folder that Spark reads as a stream: one file a batch, so that a test says what a batch holds."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder."""
         self.folder = folder / "markers"
         self.folder.mkdir()
         self._files = 0
@@ -85,7 +84,6 @@ class Runs:
     """Runs the query over what is there, as often as a test likes, from one checkpoint."""
 
     def __init__(self, spark: SparkSession, markers: MarkersFolder, checkpoint: Path) -> None:
-        """Keep what each run needs."""
         self._spark = spark
         self._markers = markers
         self._checkpoint = checkpoint

@@ -40,7 +40,6 @@ class Submitting:
     """What one test submits: always the same tracker, on the same cluster, with the same checkpoint."""
 
     def __init__(self, folder: Path, home: Path, master: str, options: list[str], arguments: list[str]) -> None:
-        """Take what every submission says."""
         self._log = folder / "driver.log"
         self._command = [
             *(str(ROOT / "spark-submit.sh"), "--master", master, "--conf", "spark.driver.host=127.0.0.1", *options),

@@ -114,7 +114,6 @@ class Story:
     """
 
     def __init__(self) -> None:
-        """Write the story."""
         self.markers: list[LoggedMarker] = log(
             start(0, 1_000, count=4),  # 0: due at 6_000
             end(0, 2_000),

@@ -36,7 +36,6 @@ class Group:
     """
 
     def __init__(self) -> None:
-        """Let them join, and assign the task."""
         self.partition = Partition()
         self.members = {name: Process(self.partition, name) for name in "ab"}
         for process in self.members.values():

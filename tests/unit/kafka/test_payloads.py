@@ -24,7 +24,6 @@ class ScriptedClient:
     """A client of confluent-kafka that answers from a list; the leader's log goes from 0 to 10."""
 
     def __init__(self, answers: list[list[Message]]) -> None:
-        """Keep the answers."""
         self._answers = answers
         self.asked = 0
         self.refusal: KafkaError | None = None

@@ -32,7 +32,6 @@ class Log:
     """A markers topic on a mock broker, and a watch that has read all that was there before the test."""
 
     def __init__(self, address: str) -> None:
-        """Find the ends."""
         self._producer = Producer({"bootstrap.servers": address, "log_level": 0})
         reader = Consumer({"bootstrap.servers": address, "group.id": "ends", "log_level": 0})
         self.ends = {

@@ -52,7 +52,6 @@ class Record:
     """A record as the client gives it; its own class cannot be filled by hand."""
 
     def __init__(self, value: bytes | None, key: bytes | None = b"k", headers: list[Any] | None = None) -> None:
-        """Keep what a reader asks for."""
         self._value, self._key, self._headers = value, key, headers
 
     def value(self) -> bytes | None:

@@ -35,7 +35,6 @@ class Log:
     """A markers topic on a mock broker, with what a ticker has written to it."""
 
     def __init__(self, address: str) -> None:
-        """Read it from where it ends now."""
         self.address = address
         self._reader = Consumer({"bootstrap.servers": address, "group.id": "test", "fetch.wait.max.ms": 5})
         places = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
