@@ -209,6 +209,7 @@ class Fetcher:
 
     def close(self, timeout: float) -> None:
         """Give back what is started, commit, and leave the consumer group; see `Membership.leave`."""
+        self.offsets.let_go()
         self._membership.leave(timeout)
 
     def _has_current_client(self) -> bool:

@@ -9,6 +9,7 @@ Rule 3: an offset whose commit failed is committed again, until its partition go
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -84,6 +85,16 @@ class OffsetCommits:
         """Await no answer: the client that would give it was replaced, and the group takes no commit of it."""
         with self._changed:
             self._awaited_count = 0
+
+    def let_go(self) -> None:
+        """
+        Release what an interrupt of this thread has left held, or the thread that leaves the group would wait for ever.
+
+        Ctrl+C between the last line of a `with` block and its exit skips the exit (Python's issue 29988).
+        """
+        with contextlib.suppress(RuntimeError):
+            while True:
+                self._changed.release()
 
     def are_confirmed(self, positions: Mapping[int, int]) -> bool:
         """Return whether the group has these offsets, or later ones."""

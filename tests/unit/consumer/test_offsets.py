@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
 from kmq_spark.consumer.offsets import OffsetCommits
+from tests.limits import COMES_S
 
 
 class Client:
@@ -48,3 +50,16 @@ def test_refused_offset_is_sent_again_and_a_forgotten_one_stays_confirmed() -> N
     offsets.forget({0})
     assert offsets.are_confirmed({0: 5, 1: 7})
     assert offsets.positions == {1: 7}
+
+
+def test_lock_that_an_interrupt_left_held_keeps_no_other_thread_waiting() -> None:
+    offsets, client = OffsetCommits("orders"), Client()
+    sending: Any = client
+    offsets.add({0: 5}, within_s=0.0)
+    for _ in range(2):
+        offsets._changed.acquire()
+    offsets.let_go()
+    leaving = threading.Thread(target=offsets.send_revoked, args=(sending, [0]), daemon=True)
+    leaving.start()
+    leaving.join(COMES_S)
+    assert client.sent == [5]
