@@ -9,6 +9,7 @@ import pytest
 
 from kmq_spark.core.state import STATE_VERSION
 from kmq_spark.inspection.cluster import Cluster
+from kmq_spark.tracker.queue_tracker import DAMAGED_AFTER
 from tests.kafka.stage import receive_all, wait_until
 from tests.kafka.tracker.older_state import write_checkpoint_of
 
@@ -43,5 +44,5 @@ def test_checkpoint_of_an_older_version_is_put_aside_and_rebuilt(stage: Stage) -
             (again,) = receive_all(consumer, 1)
             again.ack()
             consumer.flush()
-    assert (again.value, again.delivery_count, tracker.restarts) == (b"a", 2, 1)
+    assert (again.value, again.delivery_count, tracker.restarts) == (b"a", 2, DAMAGED_AFTER)
     assert (stage.folder / "checkpoint" / f"{stage.queue}.damaged-1" / "state").is_dir()
