@@ -3,8 +3,8 @@ Run work in Kafka transactions with one transactional id, and separate temporary
 
 Rule 1: the work may run again after an abort, so it must change nothing outside the transaction.
 Rule 2: a retriable error of librdkafka repeats the call. An abortable error aborts the transaction and repeats the
-work. Every other error ends this producer. Its last transaction may or may not be committed, so the next producer must
-read the log to its end before it decides anything. A time-out ends the producer too: after a broker was suspended,
+work. Every other error ends this producer. Its last transaction may or may not be committed: the log says it, below
+the first record that the next producer commits. A time-out ends the producer too: after a broker was suspended,
 librdkafka may never find the transaction coordinator again (seen with 2.16), while a new producer finds it.
 Rule 3: every wait is bounded, so that a tracker can be stopped while its broker is down.
 

@@ -74,7 +74,7 @@ does after a suspension, and it begins a new term. Two trackers that fence each 
 """
 
 MOST_FAILED_TERMS = 5
-"""So many terms in a row without a transaction that was committed are an error of the query, which backs off."""
+"""So many terms in a row in which no decision was carried out are an error of the query, which backs off."""
 
 OPEN_ATTEMPTS = 3
 """How often a starting tracker begins its first term if an older one fences it meanwhile."""
@@ -320,7 +320,6 @@ class RedeliverySender:
         try:
             if self._fenced_at_s is None:
                 transact()
-                self._failed_terms = 0
                 return
         except FencedError as error:
             logger.warning("tracker %s of %s reads on: %s", self.tracker_id, self.topics, error)
@@ -420,7 +419,7 @@ class RedeliverySender:
         def work() -> None:
             attempt = Attempt(
                 runs, rejected_records, self.topics, self._rules.written, self._dead_letter_count,
-                is_first=not attempts,
+                is_first=not attempts and not self._failed_terms,
             )  # fmt: skip
             attempts.append(attempt)
             producer.send_all(attempt.records())
@@ -443,6 +442,8 @@ class RedeliverySender:
         if committing:
             self._positions.note_committed(committing)
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
+        if runs:
+            self._failed_terms = 0
         if sent is not None:
             sent.add(attempts[-1])
 

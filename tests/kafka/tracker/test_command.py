@@ -228,5 +228,5 @@ def test_failing_query_is_logged_in_a_line_each_time_and_ends_after_the_limit(
     exit_code, _ = tracker.wait_end()
     (line,) = tracker.error_lines()
     assert exit_code == 1
-    assert f"the streaming query of {queue.name} failed 2 times in a row: got " in line
+    assert f"tracker of {queue.name} failed 2 times in a row: got " in line
     assert tracker.errors().count("failed; restarting in 0.25 s (restart 1 of 1): ") == 1
