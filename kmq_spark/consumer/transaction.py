@@ -39,7 +39,7 @@ from kmq_spark.errors import (
 )
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import REFUSED, client_error
-from kmq_spark.kafka.payloads import PayloadReader
+from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import partition_count
@@ -80,9 +80,6 @@ Bounds of `transaction.timeout.ms`. A transaction is normally open for milliseco
 readers of its markers partitions wait until the broker aborts it. So the timeout is short: together with
 `ABORT_SCAN_MS` it fits into a lease of 15 s or more.
 """
-
-PAUSE_S = 0.1
-"""Pause after a replica answered that is behind, before the outcome is read again."""
 
 _UNKNOWN_OUTCOME = "the outcome of its transaction is unknown"
 _NOT_CONFIRMED = "the group gave the partition to another consumer, which fetches the message again"
@@ -508,26 +505,21 @@ class ResultTransactions:
             else:
                 own.set_exception(client_error(error, f"cannot write to {self._markers_topic}"))
 
-        until = time.monotonic() + self._timeout
-        reader = PayloadReader(self._reader_config, self._markers_topic, self._timeout)
         try:
             tick = encode_marker(Marker(MarkerType.TICK))
             # The thread that writes markers serves the report.
             self._client().produce(self._markers_topic, tick, partition=partition, on_delivery=report)
-            own_offset = own.result(self._timeout)
-            while time.monotonic() < until:
-                found = {each.offset: each.message for each in reader.read({partition: [offset, own_offset]})}
-                if found[own_offset] is not None:
-                    return found[offset] is not None
-                time.sleep(PAUSE_S)
+            ends = {partition: own.result(self._timeout) + 1}
         except KafkaException as error:
             raise client_error(error, f"cannot write to {self._markers_topic}") from error
-        except (BufferError, TimeoutError):
-            pass
-        finally:
-            reader.close()
-        message = f"cannot read the outcome in {self._markers_topic} within {self._timeout:g} s; check the broker"
-        raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+        except (BufferError, TimeoutError) as error:
+            message = f"cannot write to {self._markers_topic} within {self._timeout:g} s; check the broker"
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True) from error
+        below = read_committed(
+            self._reader_config, self._markers_topic, [partition], self._timeout, starts={partition: offset}, ends=ends
+        )
+        # All are read to the own record: a replica that is behind may begin with the oldest ones.
+        return any(record.offset() == offset for record in below)
 
     def _record_fencing(self, commit: _Commit, error: FencedError) -> None:
         """Distinguish fencing by a consumer with the same id from a timed-out transaction; the error is the same."""

@@ -182,8 +182,7 @@ def _close_letters(
     summary = RedriveSummary()
     log = DeadLetterLog(layout, **reach)
     with closing(Redriver(layout, to=to, to_partition_count=to_partition_count, **reach)) as redriver:
-        # Older redrives are fenced by now, so none of them can close a letter after this read.
-        state = log.state()
+        state = log.state(redriver.ends)
 
         def closable() -> Iterator[DeadLetter]:
             for letter in selection.letters(log, state, summary):

@@ -3,7 +3,8 @@ Read the dead letters of a queue, and the ENDs in its redrive topic that close t
 
 Rule 1: a read ends where the topic ended when the read began. Letters that are appended later, such as redriven
 messages that fail again, do not extend it.
-Rule 2: a redrive or purge fences older ones first and reads the ENDs after that: then nobody else can add an END.
+Rule 2: a redrive or purge fences older ones, writes an own record, and reads the ENDs up to it: nobody else can add an
+END below.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class DeadLetterLog:
         # The consumer joins no group and commits nothing, but librdkafka requires a `group.id`, and ACLs may name it.
         self._config = reader_config(bootstrap_servers, self._topics.redrive_id, new_client_id("redrive"), extra)
 
-    def state(self) -> LetterState:
+    def state(self, ends: Mapping[int, int] | None = None) -> LetterState:
         """
-        Read the redrive topic to its end.
+        Read the redrive topic, up to these offsets of its partitions or to its present end.
 
         Raises:
             KafkaClientError: The broker cannot be reached, or no record arrived in time.
@@ -75,7 +76,8 @@ class DeadLetterLog:
         """
         closed = ClosedRanges()
         topic, partitions = self._topics.redrive_topic, range(self._layout.redrive_partition_count)
-        for record in read_committed(self._config, topic, partitions, self._timeout, patience_s=0):
+        patience_s = 0 if ends is None else None  # who only looks does not wait for an open transaction
+        for record in read_committed(self._config, topic, partitions, self._timeout, ends=ends, patience_s=patience_s):
             try:
                 marker = decode_marker(record.value())
             except WireError as error:

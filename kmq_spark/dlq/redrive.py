@@ -3,8 +3,8 @@ Redrive or purge dead letters exactly once: the messages and their ENDs are in o
 
 Rule 1: a redriven message and its END commit together or not at all. So the redrive topic states which letters are
 closed.
-Rule 2: opening a `Redriver` fences every older redrive and purge of the queue, and the ENDs are read after that. So a
-run after a crash sends no message twice, and of two at once the older one fails with `FencedError`.
+Rule 2: a `Redriver` fences every older redrive and purge of the queue, and writes an own record, up to which the ENDs
+are read. So a run after a crash sends no message twice, and of two at once the older one fails with `FencedError`.
 Rule 3: a letter that cannot be sent stays open, and the summary names it.
 
 Source: KIP-98. The tracker does the same with redeliveries (`tracker/sender/redelivery.py`).
@@ -22,6 +22,7 @@ from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.errors import FencedError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.own_record import write_own
 from kmq_spark.kafka.records import OutgoingRecord, RejectedRecords
 from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, new_client_id, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
@@ -91,7 +92,11 @@ class Redriver:
     """
     Redrives dead letters of one queue to *to*, or purges them (*to* is None).
 
+    Attributes:
+        ends: Offset behind the own record in each partition of the redrive topic.
+
     Raises:
+        FencedError: Another redrive or purge of the queue has started at the same time.
         KafkaClientError: The broker cannot be reached, or refuses the transactional id.
     """
 
@@ -123,6 +128,14 @@ class Redriver:
         # The broker compares a whole batch with the topic's `max.message.bytes`, and rejects the whole batch.
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
         self._producer = TransactionalProducer(config, timeout, role="redrive")
+        tick = encode_marker(Marker(MarkerType.TICK))
+        self.ends = write_own(
+            self._producer,
+            [
+                OutgoingRecord(self._topics.redrive_topic, partition, None, tick, [])
+                for partition in range(layout.redrive_partition_count)
+            ],
+        )
 
     def close(self) -> None:
         """Drop unsent records. An open transaction is never committed: the next producer, or the broker, aborts it."""

@@ -112,31 +112,21 @@ def read_committed(
     timeout: float = TIMEOUT_S,
     *,
     starts: Mapping[int, int] | None = None,
+    ends: Mapping[int, int] | None = None,
     patience_s: float | None = None,
 ) -> Iterator[Message]:
     """
     Yield every record of a topic that is committed by now, and perhaps some of what is committed later.
 
-    The end is the high watermark at the start, not the last stable offset: what is committed behind an open transaction
-    of another producer would be missed. Its end is waited for. With *patience_s*, what lies behind it after that time
-    is left out; without, that is an error.
+    The end is that of *ends*, or the high watermark at the start, not the last stable offset: what is committed behind
+    an open transaction of another producer would be missed. Its end is waited for. With *patience_s*, what lies behind
+    it after that time is left out; without, that is an error.
     """
-    # Asked before reading: what is committed by now lies below it. With `read_committed`, the client would return the
-    # last stable offset.
-    client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
-    try:
-        bounds = {number: bounds_of(client, TopicPartition(topic, number), timeout) for number in partitions}
-    finally:
-        client.close()
-    positions = {}
-    for number, (first, end) in bounds.items():
-        wanted = (starts or {}).get(number, 0)
-        # An offset past the end belongs to a topic that was deleted and created again.
-        positions[number] = max(wanted, first) if wanted <= end else first
+    positions, ends = _span(config, topic, partitions, timeout, starts=starts or {}, ends=ends)
     reader = LogReader(config, topic, timeout)
     until_s = time.monotonic() + (max(LSO_WAIT_S, timeout) if patience_s is None else patience_s)
     try:
-        while left := {number: at for number, at in positions.items() if at < bounds[number].end}:
+        while left := {number: at for number, at in positions.items() if at < ends[number]}:
             yield from reader.read(left)
             has_moved = any(reader.positions[number] > at for number, at in left.items())
             positions |= {number: reader.positions[number] for number in left}
@@ -148,12 +138,39 @@ def read_committed(
                 number, at = min(left.items())
                 raise _too_late(
                     topic,
-                    f"got offset {at} of {bounds[number].end} in partition {number}, a transaction is open; wait until "
+                    f"got offset {at} of {ends[number]} in partition {number}, a transaction is open; wait until "
                     "the broker has aborted it, or find it with `kafka-transactions.sh find-hanging`",
                 )
             time.sleep(PAUSE_S)
     finally:
         reader.close()
+
+
+def _span(
+    config: Mapping[str, Any],
+    topic: str,
+    partitions: Iterable[int],
+    timeout: float,
+    *,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int] | None,
+) -> tuple[dict[int, int], Mapping[int, int]]:
+    """Return where to begin and where to end."""
+    if ends is not None:
+        return {number: starts.get(number, 0) for number in partitions}, ends
+    # Asked before reading: what is committed by now lies below it. With `read_committed`, the client would return the
+    # last stable offset.
+    client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
+    try:
+        bounds = {number: bounds_of(client, TopicPartition(topic, number), timeout) for number in partitions}
+    finally:
+        client.close()
+    # An offset past the end belongs to a topic that was deleted and created again.
+    begin = {
+        number: max(starts.get(number, 0), first) if starts.get(number, 0) <= end else first
+        for number, (first, end) in bounds.items()
+    }
+    return begin, {number: end for number, (_, end) in bounds.items()}
 
 
 def _too_late(topic: str, why: str) -> KafkaClientError:

@@ -3,8 +3,8 @@ The rules of a queue: records of the compacted topic `kmq.queues`.
 
 Rule 1: The key is `queue` or `queue@subscription`. The value is JSON. The newest record is in
 force. A subscription without a record has the rules of its queue.
-Rule 2: There is one writer at a time, and no change is lost. A writer first fences all other writers of the same key.
-Then it reads the topic to its end, compares versions, and writes in a transaction.
+Rule 2: There is one writer at a time, and no change is lost. A writer fences all other writers of the same key, writes
+an own record, reads the topic up to it, compares versions, and writes in a transaction.
 Rule 3: A queue without a record, or a topic that this client may not read, is not an error: the defaults apply.
 """
 
@@ -23,8 +23,9 @@ from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.core.policy import DEFAULT_RULES, MAX_MAX_DELIVERIES, QueueRules
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import DENIED
-from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.log_reader import LogReader, read_committed
 from kmq_spark.kafka.lookups import bounds_of
+from kmq_spark.kafka.own_record import own_tombstone, write_own
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import (
@@ -185,7 +186,7 @@ class RulesReader:
                 self._next, self._found = 0, {}
             if max(first, self._next) < end:
                 for record in reader.read({0: max(first, self._next)}):
-                    self._store(record)
+                    self.note(record)
                 self._next = reader.positions[0]
         except (TopicError, KafkaClientError) as error:
             self.is_unauthorized = isinstance(error, KafkaClientError) and error.code in DENIED
@@ -207,7 +208,8 @@ class RulesReader:
     def _newest(self) -> StoredRules | None:
         return next((self._found[name] for name in self._names if name in self._found), None)
 
-    def _store(self, record: Message) -> None:
+    def note(self, record: Message) -> None:
+        """Take a record of the topic."""
         # The type stub also allows what may be sent; what was read is always bytes.
         key: Any = record.key() or b""
         value: Any = record.value()
@@ -298,9 +300,12 @@ def write_rules(
     )
     producer = TransactionalProducer(config, timeout, role="writer of rules")
     try:
-        # Read after fencing: whatever an older writer could commit is committed by now.
-        found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
-        version = checked_version(str(topics), found, expected_version)
+        ends = write_own(producer, [own_tombstone(RULES_TOPIC)])
+        reading = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
+        reader = RulesReader(topics, reading, timeout)
+        for found in read_committed(reading, RULES_TOPIC, [0], timeout, ends=ends):
+            reader.note(found)
+        version = checked_version(str(topics), reader.newest, expected_version)
         stored = StoredRules(str(topics), replace(rules.rules, version=version + 1), rules.lease_s)
         value = json.dumps(stored.to_dict()).encode()
         record = OutgoingRecord(RULES_TOPIC, 0, str(topics).encode(), value, [])

@@ -3,8 +3,8 @@ One life of a producer id: fence the older one, then write messages and their po
 
 Rule 1: a life is one process with a producer id; its generation is that of the life before, plus 1. The sequence counts
 the committed messages of all lives, without a gap.
-Rule 2: the position record in the log decides. After an unknown outcome, a new Kafka producer with the same
-transactional id ends what is open, and the newest record shows whether the transaction was committed.
+Rule 2: the position record in the log decides. A new life, and one with an unknown outcome, makes a new Kafka producer
+with the same transactional id, which ends what is open, writes an own record, and reads the newest position below it.
 
 Source: Kafka's proposal "Idempotent Producer" (pid, sequence, generation); KIP-98; KIP-588 for why a time-out looks
 like fencing.
@@ -21,6 +21,7 @@ from kmq_spark.core.producing import ProducerState, next_life
 from kmq_spark.errors import FencedError, KafkaClientError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import REFUSED
+from kmq_spark.kafka.own_record import own_tombstone, write_own
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.wire.headers import GENERATION, PRODUCER, RECORD_BYTES, SEQUENCE, size_of
 from kmq_spark.wire.position import decode_state, encode_state
@@ -44,7 +45,10 @@ SENDER_HEADER_BYTES = 1_024
 """What the three headers add to a message, at most; the queue topic has room for them beyond the largest message."""
 
 CLAIM_WAIT_S = 2.0
-"""How long a fenced producer looks for the record of the life that fenced it."""
+"""
+How long a fenced producer looks for the record of the life that fenced it. Without one the broker gave its transaction
+up. Two lives that fence each other send nothing twice: each writes only after the position below its own record.
+"""
 
 LOOK_EVERY_S = 0.2
 RETRY_PAUSE_S = 0.5
@@ -163,11 +167,12 @@ class Life:
             return producer, state
 
     def _fence_and_read(self, until_s: float) -> tuple[TransactionalProducer, ProducerState | None]:
-        """Fence older lives, end what is open, and read the newest record, which cannot change any more."""
+        """Fence older lives, end what is open, and read the newest position, which cannot change any more."""
         while True:
             try:
                 producer = TransactionalProducer(self._config, self._timeout, role="producer")
-                return producer, self._log.newest(self.key)
+                ends = write_own(producer, [own_tombstone(self._log.topic)])
+                return producer, self._log.newest(self.key, ends)
             except KafkaClientError as error:
                 if not error.retriable or time.monotonic() > until_s:
                     raise

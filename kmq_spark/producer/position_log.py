@@ -1,7 +1,8 @@
 """
 The topic `<queue>.producers`: the newest position record of each producer id.
 
-Rule 1: a reader of positions reads to the high watermark: else it would take an older record for the newest.
+Rule 1: a new life reads up to an own record; one that only looks, to the high watermark: else it would take an older
+record for the newest.
 Rule 2: compacted and never deleted by age: a position that is gone means that everything is sent again.
 Rule 3: one partition; a record that cannot be read fails the reader of its id and no other.
 
@@ -80,9 +81,9 @@ class PositionLog:
         message = f"queue {self.queue_topic!r} has no topic; run `kmq queue create {self.queue_topic}`"
         raise TopicError(message)
 
-    def newest(self, key: str) -> ProducerState | None:
-        """Return the newest committed state of a producer id; None if it has none."""
-        value, offset = self._read(key).get(key, (None, -1))
+    def newest(self, key: str, ends: Mapping[int, int] | None = None) -> ProducerState | None:
+        """Return the newest committed state of a producer id, below *ends* or by now; None if it has none."""
+        value, offset = self._read(key, ends=ends).get(key, (None, -1))
         return None if value is None else decode_state(value, topic=self.topic, partition=PARTITION, offset=offset)
 
     def all(self, patience: float | None = None) -> list[Found]:
@@ -109,11 +110,15 @@ class PositionLog:
         value = None if state is None else encode_state(state)
         return OutgoingRecord(self.topic, PARTITION, key.encode(), value, [])
 
-    def _read(self, wanted: str | None, patience: float | None = None) -> dict[str, tuple[bytes | None, int]]:
+    def _read(
+        self, wanted: str | None, patience: float | None = None, ends: Mapping[int, int] | None = None
+    ) -> dict[str, tuple[bytes | None, int]]:
         """Return the newest value and its offset by key, of one key or of all."""
         newest: dict[str, tuple[bytes | None, int]] = {}
         key_wanted = None if wanted is None else wanted.encode()
-        for record in read_committed(self._config, self.topic, [PARTITION], self._timeout, patience_s=patience):
+        for record in read_committed(
+            self._config, self.topic, [PARTITION], self._timeout, ends=ends, patience_s=patience
+        ):
             key: Any = record.key()
             if key is not None and key_wanted in {None, key}:
                 value: Any = record.value()

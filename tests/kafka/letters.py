@@ -73,10 +73,11 @@ class Letters:
         """Return what the redrive topic says."""
         records = read_all(self.bootstrap_servers, self.topics.redrive_topic)
         markers = [decode_marker(record.value()) for record in records]
-        assert {marker.type for marker in markers} <= {MarkerType.END}
+        assert {marker.type for marker in markers} <= {MarkerType.END, MarkerType.TICK}
         return [
             (m.outcome, [f"{m.queue_partition}:{first + n}" for first, count in m.ranges for n in range(count)])
             for m in markers
+            if m.type is MarkerType.END
         ]
 
     def kmq(self, command: str, *arguments: str) -> Result:

@@ -18,13 +18,13 @@ from kmq_spark.errors import (
     LeaseLostError,
     TransactionError,
 )
-from kmq_spark.kafka.payloads import Payload, PayloadReader
+from kmq_spark.kafka.log_reader import LogReader
 from tests.kafka.conftest import Queue, consumer_of, ended, receive_all, seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from confluent_kafka import Producer
+    from confluent_kafka import Message, Producer
 
     from kmq_spark.consumer.consumer import QueueConsumer
 
@@ -98,18 +98,19 @@ def test_outcome_is_not_taken_from_a_replica_that_is_behind(
 ) -> None:
     """A leader that was suspended and deposed answers with a log that ends before the transaction."""
     queue.send("a")
-    read, looks = PayloadReader.read, []
+    read, looks = LogReader.read, []
 
-    def read_old_log_first(reader: PayloadReader, wanted: dict[int, list[int]]) -> Iterator[Payload]:
-        looks.append(wanted)
+    def read_old_log_first(reader: LogReader, starts: dict[int, int]) -> Iterator[Message]:
+        looks.append(starts)
         if len(looks) == 1:
-            return (Payload(partition, each, None) for partition, offsets in wanted.items() for each in offsets)
-        return read(reader, wanted)
+            reader.positions |= starts
+            return iter(())
+        return read(reader, starts)
 
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
         break_commit(consumer, monkeypatch, is_written=True)
-        monkeypatch.setattr(PayloadReader, "read", read_old_log_first)
+        monkeypatch.setattr(LogReader, "read", read_old_log_first)
         commit(consumer, message, results)
         assert (message.settled_by, len(looks)) == ("ack", 2)
 
