@@ -15,8 +15,8 @@ from faults.events import read_events
 from faults.load import write
 from faults.on_consumers import STALL_MS
 from faults.on_trackers import BUSY
-from faults.proxy import ProxiedBroker
-from faults.stage import Stage
+from faults.proxy import TRANSACTIONAL, ProxiedBroker
+from faults.stage import WAYS, Stage
 from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.producer.producer import QueueProducer
@@ -211,6 +211,30 @@ def cut(campaign: Campaign) -> Stage:
         proxy.delay(LATENCY_S)
     stage.injected("network slow", seconds=LATENCY_S)
     time.sleep(seconds)
+    stage.drain()
+    return stage
+
+
+def answers_lost(campaign: Campaign) -> Stage:
+    """F29: the answers to each kind of transactional call of trackers and consumers lost, what was asked for done."""
+    broker, workers, trackers = ProxiedBroker.start(campaign.folder, campaign.broker_environment)
+    stage = Stage(campaign, "f29", broker=broker, is_mixed=True, **BUSY)
+    stage.on_close(workers.close)
+    stage.on_close(trackers.close)
+    stage.tracked(bootstrap_servers=trackers.address)
+    stage.send(rate=campaign.rate(60))
+    for _ in range(2):
+        stage.worker("transacts", bootstrap_servers=workers.address, **WAYS["transaction"]).wait_working()
+    kinds = [*TRANSACTIONAL] * campaign.times(3)
+    stage.random.shuffle(kinds)
+    for kind in kinds:
+        for proxy in (workers, trackers):
+            proxy.lose_answer(kind)
+        time.sleep(stage.random.uniform(1.0, 3.0))
+    lost = workers.lost_count, trackers.lost_count
+    stage.notes.append(f"{lost[0]} answers to consumers and {lost[1]} to the tracker lost")
+    for _ in range(sum(lost)):
+        stage.injected("answer lost")
     stage.drain()
     return stage
 

@@ -1,4 +1,4 @@
-"""Faults of redrive: killed at every crash point; each dead letter is back in the queue once."""
+"""Faults of redrive: killed or suspended at every crash point, answers lost; each letter is back in the queue once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from faults.processes import Child, kmq
+from faults.proxy import TRANSACTIONAL, ProxiedBroker
 from faults.stage import Stage
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
@@ -13,15 +14,21 @@ if TYPE_CHECKING:
     from faults.campaign import Campaign
 
 REDRIVE_POINTS = tuple(name for name in FAILPOINTS if name.startswith("redrive."))
-LETTERS, BYTES = 200, 100_000
+LETTERS, BYTES = 400, 100_000
 """Of so many bytes: more than one transaction takes."""
+
+LIMIT = "40"
+"""Letters of a redrive that is to leave some for the next."""
 
 TIMEOUT_S = 120.0
 
 
 def redriven(campaign: Campaign) -> Stage:
-    """R1: a redrive of dead letters killed at every crash point, and run again until all are back."""
-    stage = Stage(campaign, "r1", raised=0.0, poison=0.0, slow=0.0, rejected=1.0)
+    """R1: a redrive killed and suspended at every crash point, its answers lost, and run again until all are back."""
+    broker, proxy, other = ProxiedBroker.start(campaign.folder, campaign.broker_environment)
+    stage = Stage(campaign, "r1", broker=broker, raised=0.0, poison=0.0, slow=0.0, rejected=1.0)
+    stage.on_close(proxy.close)
+    stage.on_close(other.close)
     stage.tracked()
     stage.send(rate=0, count=LETTERS, least_bytes=BYTES).join()
     rejects = stage.worker("rejects")
@@ -30,10 +37,16 @@ def redriven(campaign: Campaign) -> Stage:
         time.sleep(1)
     rejects.stop()
     for point in REDRIVE_POINTS:
-        if _redrive(stage, point) == EXIT_CODE:
+        if _redrive(stage, point).wait(TIMEOUT_S * stage.patience) == EXIT_CODE:
             stage.injected("crash point", point=point)
+        _suspend(stage, point)
     stage.must_have_passed(REDRIVE_POINTS)
-    if (code := _redrive(stage)) != 0:
+    for kind in TRANSACTIONAL:
+        proxy.lose_answer(kind)
+        _redrive(stage, "", "--limit", LIMIT, servers=proxy.address).wait(TIMEOUT_S * stage.patience)
+    for _ in range(proxy.lost_count):
+        stage.injected("answer lost")
+    if (code := _redrive(stage).wait(TIMEOUT_S * stage.patience)) != 0:
         stage.fail(f"R: the last redrive ended with {code}: {stage.children[-1].last_words()}")
     stage.worker("accepts", rejected=0.0)
     stage.drain()
@@ -43,8 +56,25 @@ def redriven(campaign: Campaign) -> Stage:
     return stage
 
 
-def _redrive(stage: Stage, point: str = "") -> int | None:
-    command = kmq("dlq", "redrive", stage.queue, "--all", "--execute", "--bootstrap-server", stage.bootstrap_servers)
-    child = Child(command, stage.folder, f"redrive-{point or 'last'}", failpoint=point)
+def _suspend(stage: Stage, point: str) -> None:
+    """Suspend a redrive at a point while another one does some of its work; the one that wakes up must be fenced."""
+    older = _redrive(stage, f"{point}:1:stop", "--limit", LIMIT)
+    if not older.suspended(TIMEOUT_S * stage.patience):
+        stage.fail(f"crash point {point} suspended no redrive: {older.last_words()}")
+        return
+    code = _redrive(stage, "", "--limit", LIMIT).wait(TIMEOUT_S * stage.patience)
+    older.resume()
+    older.is_ended_by_us = True  # by the newer one
+    stage.injected("SIGSTOP at a point", point=point)
+    older_code = older.wait(TIMEOUT_S * stage.patience)
+    # What was committed before it slept is done: then it may end as usual.
+    if code or (not older_code and point != "redrive.committed"):
+        stage.fail(f"R: redrive ended with {code}, the older one with {older_code} after {point}: {older.last_words()}")
+
+
+def _redrive(stage: Stage, point: str = "", *arguments: str, servers: str = "") -> Child:
+    servers = servers or stage.bootstrap_servers
+    command = kmq("dlq", "redrive", stage.queue, "--all", "--execute", "--bootstrap-server", servers, *arguments)
+    child = Child(command, stage.folder, f"redrive-{len(stage.children)}", failpoint=point)
     stage.children.append(child)
-    return child.wait(TIMEOUT_S * stage.patience)
+    return child

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from faults.copier import FENCED_CODE
 from faults.processes import BEGIN_TIMEOUT_S, Child
+from faults.proxy import TRANSACTIONAL, ProxiedBroker
 from faults.sequences import line_of, read_sent, violations
 from faults.stage import Judged
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
@@ -16,6 +17,7 @@ from kmq_spark.kafka.topics import create_queue
 if TYPE_CHECKING:
     from faults.campaign import Campaign
     from faults.evidence import Verdict
+    from kmq_spark.local.broker import EmbeddedBroker
 
 PRODUCER_POINTS = tuple(name for name in FAILPOINTS if name.startswith("producer."))
 PARTITIONS, END_TIMEOUT_S = 4, 300.0
@@ -26,9 +28,9 @@ BROKER_EACH = 10
 class SentStage(Judged):
     """A queue, and processes that send to it; each prints `began`."""
 
-    def __init__(self, campaign: Campaign, name: str) -> None:
+    def __init__(self, campaign: Campaign, name: str, broker: EmbeddedBroker | None = None) -> None:
         super().__init__(campaign, name)
-        self.broker, self.queue = campaign.broker, self.name
+        self.broker, self.queue = broker or campaign.broker, self.name
         create_queue(self.queue, bootstrap_servers=self.broker.bootstrap_servers, partitions=PARTITIONS)
 
     def start(self, module: str, settings: dict[str, Any], **options: Any) -> Child:  # of Child
@@ -56,8 +58,10 @@ class SentStage(Judged):
 class CopyStage(SentStage):
     """A file of numbered lines, a queue that copiers copy it to at *rate* lines a second, and the verdict."""
 
-    def __init__(self, campaign: Campaign, name: str, *, lines: int, rate: float) -> None:
-        super().__init__(campaign, name)
+    def __init__(
+        self, campaign: Campaign, name: str, *, lines: int, rate: float, broker: EmbeddedBroker | None = None
+    ) -> None:
+        super().__init__(campaign, name, broker)
         self.lines, self._rate = lines, rate
         self.file = self.folder / "lines"
         self.file.write_bytes(b"".join(map(line_of, range(1, lines + 1))))
@@ -107,15 +111,35 @@ def killed(campaign: Campaign) -> CopyStage:
     return stage.finish()
 
 
+def answers_lost(campaign: Campaign) -> CopyStage:
+    """S1: the answers to each kind of transactional call of a producer lost, what was asked for done."""
+    broker, proxy, other = ProxiedBroker.start(campaign.folder, campaign.broker_environment)
+    stage = CopyStage(campaign, "s1-answers", lines=20_000, rate=1_000, broker=broker)
+    for each in (proxy, other, broker):
+        stage.on_close(each.close)
+    copier = stage.copier(bootstrap_servers=proxy.address)
+    stage.begun(copier)
+    for kind in [*TRANSACTIONAL] * campaign.times(3):
+        proxy.lose_answer(kind)
+        if copier.wait_for("copied", stage.random.uniform(0.5, 1.0)):
+            break
+    stage.injections += proxy.lost_count
+    copier.end()
+    return stage.finish()
+
+
 def two_at_once(campaign: Campaign) -> CopyStage:
     """S3: a producer that copies lines suspended, a second one started, the first one woken up."""
     stage = CopyStage(campaign, "s3", lines=20_000, rate=1_000)
     older = stage.copier(is_staying=True)
     stage.begun(older)
-    for _ in range(campaign.times(6, least=2)):
-        older.wait_for("copied", stage.random.uniform(0.2, 1.0))
-        older.pause()
-        newer = stage.copier(is_staying=True)
+    for number in range(campaign.times(6, least=2)):
+        # Each second one suspends itself at a crash point.
+        if number % 2 == 0 or not older.suspended(BEGIN_TIMEOUT_S):
+            older.wait_for("copied", stage.random.uniform(0.2, 1.0))
+            older.pause()
+        point = f"{stage.random.choice(PRODUCER_POINTS)}:5:stop" if number % 2 == 0 else ""
+        newer = stage.copier(point, is_staying=True)
         stage.begun(newer)
         newer.wait_for("copied", stage.random.uniform(0.0, 0.5))
         older.resume()

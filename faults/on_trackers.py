@@ -31,6 +31,11 @@ TRACKER_POINTS = tuple(name for name in FAILPOINTS if name.startswith(("tracker.
 AT_START = frozenset({"tracker.opening", "tracker.fenced-older", "tracker.positions-read", "tracker.term-begun"})
 """Passed once in a start; a second passage needs a restarted query."""
 
+START_POINTS = (*sorted(AT_START), "tracker.offsets-added", "tracker.before-commit", "tracker.committed")
+IN_TRANSACTION = ("tracker.before-commit", "tracker.message-sent", "tracker.committed")
+LONG_STALL_S, DUEL_S = 12.0, 60.0
+"""The stall is longer than a transaction may last."""
+
 # Messages that fall due all the time, some of them for the last time, more than one transaction takes.
 BUSY: dict[str, Any] = {"mode": "receive", "forgotten": 0.3, "keep_alive": False, "max_in_flight": 400, "work_ms": 300}
 RATE = 60
@@ -101,7 +106,7 @@ def _kill_after(stage: Stage, tracker: Tracker, seconds: float) -> None:
 
 
 def paused(campaign: Campaign) -> Stage:
-    """F4: SIGSTOP of the tracker, driver and JVM, for up to 15 s."""
+    """F4: SIGSTOP of the tracker, driver and JVM, for up to 15 s; in a transaction, for longer than its time-out."""
     stage = _busy_stage(campaign, "f4-tracker")
     tracker = stage.tracked()
     for seconds in (1, 15, 5)[: campaign.times(3)]:
@@ -111,8 +116,23 @@ def paused(campaign: Campaign) -> Stage:
             time.sleep(seconds)
             tracker.resume()
         stage.injected("SIGSTOP", seconds=seconds)
+    for point in IN_TRANSACTION[: campaign.times(len(IN_TRANSACTION))]:
+        tracker.stop()
+        tracker = stage.tracker(failpoint=f"{point}:{stage.random.randint(2, 4)}:stop")
+        with stage.away():
+            _stall(stage, tracker, point, LONG_STALL_S)
     stage.drain()
     return stage
+
+
+def _stall(stage: Stage, tracker: Tracker, point: str, seconds: float) -> None:
+    """Wait until a tracker has suspended itself, and wake it up again after some seconds."""
+    if not tracker.suspended(PASS_TIMEOUT_S * stage.patience):
+        stage.fail(f"crash point {point} suspended no process: {tracker.last_words()}")
+        return
+    time.sleep(seconds)
+    tracker.resume()
+    stage.injected("SIGSTOP at a point", point=point, seconds=seconds)
 
 
 def two_at_once(campaign: Campaign) -> Stage:
@@ -129,6 +149,44 @@ def two_at_once(campaign: Campaign) -> Stage:
                 # Two queries on one checkpoint: Spark itself refuses the one that comes second to a batch.
                 stage.notes.append(f"the newer one ended too: {newer.last_words()}")
                 newer = stage.tracked(KILL_BOUND_S, checkpoint=f"checkpoint-again-{number}")
+        older = newer
+    stage.drain()
+    return stage
+
+
+def duel(campaign: Campaign) -> Stage:
+    """F5: two trackers, each started again whenever the other one has fenced it, for a minute."""
+    stage = _busy_stage(campaign, "f5-duel")
+    both: dict[str, Tracker] = {}
+    until_s = time.monotonic() + DUEL_S * max(campaign.scale, 0.3)
+    with stage.away():
+        while time.monotonic() < until_s:
+            for name in ("checkpoint-0", "checkpoint-1"):
+                if name not in both or not both[name].is_running:
+                    both[name] = stage.tracker(name)
+                    stage.injected("second tracker", checkpoint=name)
+            time.sleep(0.2)
+        for tracker in both.values():
+            tracker.stop()
+    stage.tracked(KILL_BOUND_S, checkpoint="checkpoint-0")
+    stage.drain()
+    return stage
+
+
+def stalled(campaign: Campaign) -> Stage:
+    """F6: a tracker suspended at each step of its start, for 3 and for 12 s, beside the older one."""
+    stage = _busy_stage(campaign, "f6-start")
+    older = stage.tracked(checkpoint="checkpoint-0")
+    stalls = [(point, seconds) for point in START_POINTS for seconds in (3.0, LONG_STALL_S)]
+    stage.random.shuffle(stalls)
+    for number, (point, seconds) in enumerate(stalls[: campaign.times(len(stalls))]):
+        newer = stage.tracker(f"checkpoint-{number + 1}", failpoint=f"{point}:1:stop")
+        with stage.away():
+            _stall(stage, newer, point, seconds)
+            _must_end_fenced(stage, older)
+            if newer.wait_ready() < 0:
+                stage.fail(f"I9: the newer tracker did not get ready: {newer.last_words()}")
+                newer = stage.tracked(checkpoint=f"checkpoint-{number + 1}-again")
         older = newer
     stage.drain()
     return stage

@@ -64,7 +64,7 @@ class Child:
     """
     A process of our own. Its event file and its log (stderr) lie in *folder* and have its name.
 
-    *failpoint* is `name[:nth]` at which it ends.
+    *failpoint* is `name[:nth]` at which it ends, or `name:nth:stop` at which it is suspended.
     """
 
     kind = ""
@@ -80,13 +80,14 @@ class Child:
         clock: FalseClock | None = None,
     ) -> None:
         variables = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._once = folder / f"{name}.once"
         if failpoint:
             # Once: a tracker whose Python worker has ended starts again.
-            variables |= {VARIABLE: failpoint, ONCE_VARIABLE: str(folder / f"{name}.once")}
+            variables |= {VARIABLE: failpoint, ONCE_VARIABLE: str(self._once)}
         if clock is not None:
             variables |= clock.environment()
         self.name, self.log = name, folder / f"{name}.log"
-        self.is_ended_by_us, self.is_hung = bool(failpoint), False
+        self.is_ended_by_us, self.is_hung = bool(failpoint) and not failpoint.endswith(":stop"), False
         self.ended_at_ms: int | None = None
         self.python_mib = self.jvm_mib = 0
         self.began_s, self._ended_s = time.monotonic(), 0.0
@@ -162,6 +163,14 @@ class Child:
     def pause(self) -> None:
         """`kill -STOP`."""
         self._signal(signal.SIGSTOP)
+
+    def suspended(self, timeout_s: float) -> bool:
+        """Wait until it has suspended itself at its crash point, suspend what it started, and return whether it has."""
+        is_there = self.until(self._once.exists, timeout_s)
+        if is_there:
+            time.sleep(POLL_S)
+            self.pause()
+        return is_there and self.is_running
 
     def resume(self) -> None:
         """`kill -CONT`."""

@@ -1,16 +1,20 @@
 """
-A TCP proxy in front of a broker that cuts the network and delays it, and a broker that is reached through two of them.
+A TCP proxy in front of a broker that cuts the network, delays it and loses answers, and a broker behind two of them.
 
 Rule 1: a cut loses nothing that TCP would not deliver later: connections stay open, nothing passes, and what was on its
 way passes when the cut has ended. New connections get no answer meanwhile.
-Rule 2: a delay is latency alone. Chunks follow each other on their way, so that it takes no throughput.
+Rule 2: a delay is latency alone. Frames follow each other on their way, so that it takes no throughput.
+Rule 3: it passes whole requests and answers of Kafka: four bytes of size, then as many.
+Rule 4: a lost answer is one that the broker has given: what was asked for is done, and who asked loses the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from faults.campaign import BROKER_SETTINGS
@@ -18,12 +22,24 @@ from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.probe import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-CHUNK_BYTES = 2**20
-MOST_CHUNKS = 64
+BUFFER_BYTES = 2**20
+MOST_FRAMES = 64
 """On their way in one direction of a connection."""
+
+TRANSACTIONAL = {
+    "Produce": 0, "InitProducerId": 22, "AddPartitionsToTxn": 24, "AddOffsetsToTxn": 25, "EndTxn": 26,
+    "TxnOffsetCommit": 28,
+}  # fmt: skip
+"""Kafka's numbers of the requests of a transaction."""
+
+
+class Connection:
+    """One connection: the number of the request whose answer is to be lost, once it was seen."""
+
+    losing = b""
 
 
 class Proxy:
@@ -31,12 +47,13 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self.target, self._delay_s = target, 0.0
+        self._losing, self.lost_count = -1, 0
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._passing = asyncio.Event()
         self._passing.set()
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK_BYTES)
+            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=BUFFER_BYTES)
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._run, name=f"proxy-{self.port}", daemon=True)
@@ -56,8 +73,12 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._passing.set)
 
     def delay(self, seconds: float) -> None:
-        """Delay every chunk by *seconds* from now on, in both directions."""
+        """Delay every frame by *seconds* from now on, in both directions."""
         self._delay_s = seconds
+
+    def lose_answer(self, kind: str) -> None:
+        """Lose the answer to the next request of this kind, one of `TRANSACTIONAL`, and its connection with it."""
+        self._losing = TRANSACTIONAL[kind]
 
     def close(self) -> None:
         """Close all connections and the port."""
@@ -84,31 +105,55 @@ class Proxy:
         self._writers.add(writer)
         await self._passing.wait()
         try:
-            there = await asyncio.open_connection("127.0.0.1", self.target, limit=CHUNK_BYTES)
+            there = await asyncio.open_connection("127.0.0.1", self.target, limit=BUFFER_BYTES)
         except OSError:
             writer.close()
             self._writers.discard(writer)
             return
         self._writers.add(there[1])
-        await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
+        connection = Connection()
+        await asyncio.gather(
+            self._pass(reader, there[1], partial(self._is_passed, connection)),
+            self._pass(there[0], writer, partial(self._is_answered, connection)),
+        )
         self._writers -= {writer, there[1]}
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_CHUNKS)
-        await asyncio.gather(self._receive(reader, waiting), self._send(waiting, writer))
+    def _is_passed(self, connection: Connection, request: bytes) -> bool:
+        """Return whether a request is passed on: kind, version, number, each in two bytes but the number, and more."""
+        if int.from_bytes(request[:2]) == self._losing and not connection.losing:
+            self._losing, connection.losing = -1, request[4:8]
+        return True
 
-    async def _receive(self, reader: asyncio.StreamReader, waiting: asyncio.Queue[tuple[float, bytes]]) -> None:
-        """Queue each chunk with the time at which it is due; an empty chunk is the end of the stream."""
-        data = b"any"
-        while data:
-            try:
-                data = await reader.read(CHUNK_BYTES)
-            except OSError:
-                data = b""
-            await waiting.put((self._loop.time() + self._delay_s, data))
+    def _is_answered(self, connection: Connection, answer: bytes) -> bool:
+        """Return whether an answer is passed on: the number of its request, and more."""
+        is_lost = answer[:4] == connection.losing
+        self.lost_count += is_lost
+        return not is_lost
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_passed: Callable[[bytes], bool]
+    ) -> None:
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_FRAMES)
+        await asyncio.gather(self._receive(reader, waiting, is_passed), self._send(waiting, writer))
+
+    async def _receive(
+        self,
+        reader: asyncio.StreamReader,
+        waiting: asyncio.Queue[tuple[float, bytes]],
+        is_passed: Callable[[bytes], bool],
+    ) -> None:
+        """Queue each frame with the time at which it is due; an empty one is the end of the stream."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                size = await reader.readexactly(4)
+                frame = await reader.readexactly(int.from_bytes(size))
+                if not is_passed(frame):
+                    break
+                await waiting.put((self._loop.time() + self._delay_s, size + frame))
+        await waiting.put((self._loop.time() + self._delay_s, b""))
 
     async def _send(self, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-        """Pass each chunk on when it is due. A delayed chunk does not delay the next one further."""
+        """Pass each frame on when it is due. A delayed frame does not delay the next one further."""
         while True:
             due_s, data = await waiting.get()
             if not data:

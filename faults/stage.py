@@ -93,6 +93,7 @@ class Judged:
         self.recovery_s: list[float] = []
         self.protocols: set[str] = set()
         self.children: list[Child] = []
+        self._closing: list[Callable[[], object]] = []
         self._numbers = itertools.count()
         campaign.stages.append(self)
 
@@ -109,10 +110,16 @@ class Judged:
             found.add(*((invariant, what) if is_named else ("harness", failure)))
         return found
 
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Call *call* when all processes of the stage have ended."""
+        self._closing.append(call)
+
     def close(self) -> None:
         """End every process that still runs."""
         for child in self.children:
             child.end()
+        for call in self._closing:
+            call()
 
 
 class Stage(Judged):
@@ -148,7 +155,6 @@ class Stage(Judged):
         self._held_up: list[Interval] = []
         self._senders: list[Sender] = []
         self._remembered: list[Dump] = []
-        self._closing: list[Callable[[], object]] = []
         self._began_ms, self._lock = now_ms(), threading.Lock()
         self._ask = mixed if is_mixed else nothing
         self.logical_queues = ("", LOGICAL_QUEUE) if is_mixed else ("",)
@@ -270,10 +276,6 @@ class Stage(Judged):
         """Leave the broker to another stage that ends later."""
         self._own_broker = None
 
-    def on_close(self, call: Callable[[], object]) -> None:
-        """Call *call* when all processes of the stage have ended."""
-        self._closing.append(call)
-
     def dump(self) -> Dump:
         """Read the topics as they are now."""
         return read_dump(self.queue, self.bootstrap_servers)
@@ -360,14 +362,12 @@ class Stage(Judged):
         self._watch.stop()
         for sender in self._senders:
             sender.stop()
-        super().close()
         # Clients that outlive their broker complain.
         vars(self).pop("markers", None)
         vars(self).pop("admin", None)
         if self._own_broker is not None:
-            self._own_broker.close()
-        for call in self._closing:
-            call()
+            self._closing.append(self._own_broker.close)
+        super().close()
 
     # The verdict.
 

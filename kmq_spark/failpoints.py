@@ -1,9 +1,10 @@
 """
-Points in the code at which a test can end the process without cleanup, as a power failure would.
+Points in the code at which a test can end the process without cleanup, as a power failure would, or suspend it.
 
     KMQ_FAILPOINT=tracker.before-commit:3 kmq tracker run orders
 
 ends the process with exit code 137 when it reaches that point for the third time. There is no cleanup and no flush.
+`tracker.before-commit:3:stop` suspends it there (SIGSTOP).
 
 Rule 1: almost no cost when unset: each point checks one module variable.
 Rule 2: every point is in `FAILPOINTS`, and every name in `FAILPOINTS` is used in the code; a test checks both.
@@ -16,6 +17,7 @@ Source: TiKV's and FreeBSD's fail points; exit code 137 is what a shell sees aft
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLE = "KMQ_FAILPOINT"
-"""`name` or `name:nth`."""
+"""`name`, `name:nth` or `name:nth:stop`."""
 
 ONCE_VARIABLE = "KMQ_FAILPOINT_ONCE_FILE"
 """A file that is created when the point fires. If it exists, no point fires, so a restarted process survives."""
@@ -91,19 +93,21 @@ class _Armed:
     passages_left: int
     once_file: str
     log_file: str
+    is_stop: bool
 
 
 def _armed(environment: Mapping[str, str]) -> _Armed | None:
     text = environment.get(VARIABLE, "")
     if not text:
         return None
-    name, _, nth = text.partition(":")
-    if name not in FAILPOINTS or not (nth or "1").isdecimal() or nth == "0":
+    name, nth, what, *more = (*text.split(":"), "", "")
+    if name not in FAILPOINTS or not (nth or "1").isdecimal() or nth == "0" or what not in {"", "stop"} or any(more):
         raise ConfigError(
-            f"failpoint is not known: got {text!r} in {VARIABLE}; expected `name` or `name:nth` of `FAILPOINTS` in "
-            "kmq_spark/failpoints.py"
+            f"failpoint is not known: got {text!r} in {VARIABLE}; expected `name`, `name:nth` or `name:nth:stop`, the "
+            "name one of `FAILPOINTS` in kmq_spark/failpoints.py"
         )
-    return _Armed(name, int(nth or 1), environment.get(ONCE_VARIABLE, ""), environment.get(LOG_VARIABLE, ""))
+    files = environment.get(ONCE_VARIABLE, ""), environment.get(LOG_VARIABLE, "")
+    return _Armed(name, int(nth or 1), *files, is_stop=what == "stop")
 
 
 _ARMED = _armed(os.environ)
@@ -115,7 +119,7 @@ def is_armed() -> bool:
 
 
 def failpoint(name: str) -> None:
-    """End the process here if this point, a key of `FAILPOINTS`, is armed and has been reached often enough."""
+    """End or suspend the process here if this point of `FAILPOINTS` is armed and has been reached often enough."""
     if _ARMED is not None:
         _pass(_ARMED, name)
 
@@ -135,5 +139,9 @@ def _pass(armed: _Armed, name: str) -> None:
         file = os.open(armed.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(file, f"{armed.name}\n".encode())
         os.close(file)
+    if armed.is_stop:
+        armed.name = ""  # once
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     # Skips atexit handlers, `finally` blocks and librdkafka's threads.
     os._exit(EXIT_CODE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,12 +54,23 @@ def test_armed_point_ends_the_process_at_the_nth_passage() -> None:
     assert (done.returncode, done.stdout) == (EXIT_CODE, "once\n")
 
 
+def test_armed_point_suspends_the_process_which_goes_on_when_it_is_woken() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PASS_TWICE], stdout=subprocess.PIPE, text=True, cwd=PACKAGE.parent,
+        env={**os.environ, VARIABLE: "tracker.committed:1:stop"},
+    )  # fmt: skip
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert (os.WIFSTOPPED(status), os.WSTOPSIG(status)) == (True, signal.SIGSTOP)
+    process.send_signal(signal.SIGCONT)
+    assert (process.communicate()[0], process.returncode) == ("once\ntwice\n", 0)
+
+
 def test_once_file_lets_a_restarted_process_live(tmp_path: Path) -> None:
     environment = {VARIABLE: "tracker.committed", ONCE_VARIABLE: str(tmp_path / "fired")}
     assert [run(**environment).returncode for _ in range(2)] == [EXIT_CODE, 0]
 
 
-@pytest.mark.parametrize("value", ["nonsense", "tracker.committed:0", "tracker.committed:x"])
+@pytest.mark.parametrize("value", ["nonsense", "tracker.committed:0", "tracker.committed:x", "tracker.committed:1:go"])
 def test_wrong_value_is_refused_with_what_to_do(value: str) -> None:
-    with pytest.raises(ConfigError, match=f"got '{value}' in KMQ_FAILPOINT; expected `name` or `name:nth`"):
+    with pytest.raises(ConfigError, match=f"got '{value}' in KMQ_FAILPOINT; expected `name`, `name:nth`"):
         _armed({VARIABLE: value})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import struct
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from faults.proxy import Proxy
+from faults.proxy import Connection, Proxy
 from kmq_spark.consumer import membership
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
@@ -37,19 +35,9 @@ class CoordinatorProxy(Proxy):
 
     hides_coordinator = False
 
-    async def _receive(self, reader: asyncio.StreamReader, waiting: asyncio.Queue[tuple[float, bytes]]) -> None:
-        """Pass request by request. Answers go the same way: where a request has its type, they have a 0."""
-        try:
-            while True:
-                (size,) = struct.unpack(">i", size_bytes := await reader.readexactly(4))
-                request = await reader.readexactly(size)
-                (api_key,) = struct.unpack(">h", request[:2])
-                if self.hides_coordinator and api_key in {FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP}:
-                    break
-                await waiting.put((0.0, size_bytes + request))
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        await waiting.put((0.0, b""))
+    def _is_passed(self, connection: Connection, request: bytes) -> bool:
+        is_hidden = self.hides_coordinator and int.from_bytes(request[:2]) in {FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP}
+        return not is_hidden and super()._is_passed(connection, request)
 
 
 @pytest.fixture(scope="module")
