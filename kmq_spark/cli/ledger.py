@@ -53,7 +53,8 @@ def run(
     settings = connection.settings(tracker={"queues": tuple(queues) if queues else None})
     names = _queues(settings)
     signals = StopOnSignals()
-    spark = _session(master, driver_memory)
+    with signals.ends_quietly():
+        spark = _session(master, driver_memory)
     try:
         _run(spark, names, settings, signals, once=once, events=events)
     finally:

@@ -83,7 +83,8 @@ def run(
     )
     check_queues(settings)
     signals = StopOnSignals()
-    spark = _session(master, driver_memory)
+    with signals.ends_quietly():
+        spark = _session(master, driver_memory)
     try:
         if settings.tracker.fleet:
             _run_fleet(spark, settings, signals, events=events)

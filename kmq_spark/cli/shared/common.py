@@ -148,6 +148,16 @@ class StopOnSignals:
             # Install the handlers again: a new Spark session makes Ctrl+C cancel its jobs and raise KeyboardInterrupt.
             self._take_over()
 
+    @contextmanager
+    def ends_quietly(self) -> Iterator[None]:
+        """End the command if its block fails after a signal, which has ended the JVM too where it went to the group."""
+        try:
+            yield
+        except Exception:
+            if self.is_asked:
+                raise typer.Exit from None
+            raise
+
     def _take_over(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # Python allows handlers only in the main thread; a cluster ends its notebooks and wheel tasks

@@ -69,8 +69,8 @@ UNREADABLE_LOG_INTERVAL_S = 60.0
 
 FENCED_WAIT_S = 2.0
 """
-How long a fenced tracker reads on for the TERM of a newer one. Without one the broker gave its transaction up, as it
-does after a suspension, and it begins a new term. Two trackers that fence each other send nothing twice.
+How long a fenced tracker reads on for the TERM of a newer one. Without one it looks who committed last. If that was
+itself, the broker gave its transaction up, as it does after a suspension, and it begins a new term.
 """
 
 MOST_FAILED_TERMS = 5
@@ -159,8 +159,8 @@ class RedeliverySender:
     def open(self, own_ids: Collection[str] = ()) -> ResumePoint:
         """Take over the queue: begin the first term, and read where to begin."""
         with self._lock:
-            if own_ids:
-                self._check_not_replaced(own_ids)
+            if own_ids and (newer := self._newest_other_than(own_ids)):
+                raise self._fenced_by(newer)
             # What the fencing cannot change is read beside it: redelivery is away until the first batch.
             with ThreadPoolExecutor(1, "kmq-open") as pool:
                 beginning = pool.submit(self._tracker_positions.beginning)
@@ -236,11 +236,14 @@ class RedeliverySender:
                 for client in (self._payloads, self._tracker_positions, self._rules):
                     client.close()
 
-    def _check_not_replaced(self, own_ids: Collection[str]) -> None:
-        """Look who committed the group's offsets last. An old answer costs a take-over in turn, and nothing else."""
+    def _newest_other_than(self, own_ids: Collection[str]) -> str:
+        """
+        Return the id of another tracker that committed the group's offsets last; empty where this one did.
+
+        An old answer costs a take-over in turn, and nothing else.
+        """
         newer = {at.tracker_id for at in self._tracker_positions.committed().values()}.difference(own_ids, {""})
-        if newer:
-            raise self._fenced_by(min(newer))
+        return min(newer, default="")
 
     def _resume_point(self, beginning: LogBeginning) -> ResumePoint:
         try:
@@ -311,9 +314,13 @@ class RedeliverySender:
             )
         try:
             self._replace_producer()
-            self._write_term()
+            if not (newer := self._newest_other_than((self.tracker_id,))):
+                self._write_term()
         except FencedError:
             self._fenced_at_s = time.monotonic()
+            return
+        if newer:
+            raise self._fenced_by(newer)
 
     def _guarded(self, transact: Callable[[], None]) -> None:
         """Run transactions of the present term. If one was not certainly committed, begin a new term."""

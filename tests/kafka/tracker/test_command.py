@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+from faults.processes import processes_of
 from kmq_spark.cli.main import app
 from tests.kafka.conftest import consumer_of, receive_all, wait_until
 from tests.limits import ENDS_S
@@ -114,10 +115,14 @@ def test_ctrl_c_ends_the_tracker_well(queue: Queue, start: Callable[..., Tracker
 
 
 @pytest.mark.slow
-def test_signal_while_spark_starts_ends_it_too(queue: Queue, start: Callable[..., Tracker], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_spark_starts_ends_it_too(
+    queue: Queue, start: Callable[..., Tracker], tmp_path: Path, number: signal.Signals
+) -> None:
+    """As a terminal and systemd send it: to the JVM too."""
     tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
-    time.sleep(2.0)
-    os.killpg(tracker.process.pid, signal.SIGINT)
+    assert wait_until(lambda: any(use.is_jvm for use in processes_of(tracker.process.pid)))
+    os.killpg(tracker.process.pid, number)
     exit_code, _ = tracker.wait_end()
     assert tracker.error_lines() == []
     assert exit_code in {0, 130}  # 130: before it had begun to listen

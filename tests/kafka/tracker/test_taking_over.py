@@ -76,13 +76,31 @@ def test_fenced_tracker_that_reads_no_newer_term_begins_a_new_one(
     monkeypatch.setattr(redelivery, "FENCED_WAIT_S", 0.2)
     sender, other = make_sender(), make_sender()
     sender.open()
-    other.open()  # fences it, and then nothing more is heard of it
+    other._replace_producer()  # fences it, as the broker does
     before = sender.term
     assert (sender.deliver([outcome(due(0))]).redelivered, sender.is_fenced) == (0, True)
     time.sleep(0.3)
     assert (sender.deliver([outcome(due(0))]).redelivered, sender.is_fenced) == (0, False)
     assert sender.term != before
     assert sender.deliver([outcome(due(0))]).redelivered == 1
+
+
+def test_fenced_tracker_that_is_slow_to_read_the_newer_term_ends(
+    make_sender: Callable[[], StampingSender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch after a suspension may take longer than the wait: the newer one has committed offsets."""
+    monkeypatch.setattr(redelivery, "FENCED_WAIT_S", 0.2)
+    sender, newer = make_sender(), make_sender()
+    sender.open()
+    newer.open()
+    assert sender.deliver([outcome(due(0))]).redelivered == 0
+    time.sleep(0.3)
+    with pytest.raises(FencedError, match=f"newer tracker {newer.tracker_id} has taken over"):
+        sender.deliver([outcome(due(0))])
+    # The older one has fenced it: it reads on, begins a new term, and goes on.
+    assert newer.deliver([outcome(due(0))]).redelivered == 0
+    time.sleep(0.3)
+    assert [newer.deliver([outcome(due(0))]).redelivered for _ in range(2)] == [0, 1]
 
 
 def test_decisions_of_another_term_are_not_sent(make_sender: Callable[[], StampingSender]) -> None:
