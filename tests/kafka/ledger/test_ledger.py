@@ -180,6 +180,7 @@ def test_signal_to_the_process_group_ends_the_ledger_cleanly(queue: Queue, tmp_p
     assert "Error" not in log.read_text()
 
 
+@pytest.mark.long  # the campaign's F19 kills it too
 def test_ledger_holds_every_record_once_though_its_process_is_killed_and_its_checkpoint_lost(
     stage: Stage, spark: SparkSession, tmp_path: Path
 ) -> None:
