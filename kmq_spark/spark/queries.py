@@ -1,8 +1,8 @@
 """
 A streaming query that is started again when it fails: the tracker's, and those of the ledger.
 
-Rule 1: A failure is one line of a log. The line names what failed in the JVM, not the call of py4j that reported it
-(`o110.stop`).
+Rule 1: A failure is one line of a log. The line names the cause, not what passed it on: a call of py4j (`o110.stop`), a
+stage of Spark, `foreachBatch`.
 Rule 2: A stop waits for what the running batch does outside Spark, not for the end of the batch: on a busy topic batch
 follows batch.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,11 @@ _LOOK_S = 0.1
 
 _JVM_IS_LOST = "lost the connection to Spark's JVM"
 
-_CALL_FAILED = "An error occurred while calling "
-"""How py4j begins the text of an exception of the JVM. The next line is `: ` and the Java exception."""
+_CAUSE = re.compile(
+    r"^(?:Caused by: |: )?([A-Za-z_][\w.$]*(?:Error|Exception|Exit|Interrupt|Failure)\b(?:: (?!Traceback \().*)?)$",
+    re.MULTILINE,
+)
+"""A line of a stack that names an exception, of Java or of Python. One with a traceback behind it says nothing."""
 
 _STOP_TIMED_OUT = "failed to stop within"
 """Part of the text of Spark's exception when a query is still in a batch after `spark.sql.streaming.stopTimeout`."""
@@ -220,14 +224,13 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of an error's text; for an exception of the JVM, the line that names it."""
+    """Return the cause that an error's text names last, which is the innermost one; without a stack its first line."""
     text = text_of(error).strip()
     if not text:
         return type(error).__name__
-    first, *rest = text.splitlines()
-    if first.startswith(_CALL_FAILED) and rest:
-        return rest[0].removeprefix(": ")
-    return first
+    first, _, stack = text.partition("\n")
+    causes = _CAUSE.findall(stack)
+    return causes[-1] if causes else first
 
 
 def is_stop_timeout(error: Exception) -> bool:

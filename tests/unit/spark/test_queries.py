@@ -170,6 +170,41 @@ def test_line_is_the_first_of_the_text_or_the_name_of_the_error(error: Exception
     assert one_line(error) == expected
 
 
+BATCH_FAILED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: \
+[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach batch sink. Reason: An \
+exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "py4j/clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+pyspark.errors.exceptions.captured.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed
+"""
+
+
+WORKER_FAILED = """Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+ModuleNotFoundError: No module named 'kmq_spark'
+
+\tat org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "cause"),
+    [
+        (
+            "\tat org.apache.spark.scheduler\nCaused by: java.io.IOException: No space left on device\n\tat x",
+            "java.io.IOException: No space left on device",
+        ),
+        (
+            WORKER_FAILED,
+            "ModuleNotFoundError: No module named 'kmq_spark'",
+        ),
+        ("Driver stacktrace:\n\tat x", BATCH_FAILED.splitlines()[-1]),
+    ],
+)
+def test_line_names_the_innermost_cause_and_not_what_passed_it_on(stack: str, cause: str) -> None:
+    assert one_line(failed(BATCH_FAILED + stack)) == cause
+
+
 def test_line_of_an_exception_of_the_jvm_names_it_and_not_the_call() -> None:
     error = RuntimeError(STOP_TIMEOUT)
     assert one_line(error).startswith("java.util.concurrent.TimeoutException: Stream Execution thread")
