@@ -26,7 +26,7 @@ DEFAULT_RETENTION_MS = 60 * 60 * 1000
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 
-_REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
+_REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete", "retention.bytes": "-1"}
 _POLL_S = 0.05
 
 

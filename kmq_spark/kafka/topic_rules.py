@@ -32,6 +32,9 @@ POSITIONS_SEGMENT_BYTES = 16 * 1024 * 1024
 
 
 _DELETED = {"cleanup.policy": "delete"}
+_KEPT_BY_TIME = {"retention.bytes": "-1"}
+"""A cluster's `log.retention.bytes` would delete unread messages, dead letters, STARTs and ENDs before their time."""
+
 _TIMED = {"message.timestamp.type": "LogAppendTime"}
 
 
@@ -41,7 +44,7 @@ def wanted_settings(
     """Return the settings of a queue's topics, by topic; *queue_bytes* is `max.message.bytes` of the queue topic."""
     # The append time of the markers is the only clock. With append times on the messages, lateness is measured on the
     # same clock.
-    common = {**_DELETED, **_TIMED, **replication_settings(replication_factor)}
+    common = {**_DELETED, **_KEPT_BY_TIME, **_TIMED, **replication_settings(replication_factor)}
     kept = {"retention.ms": str(retention_ms)}
     wanted = {
         topics.queue_topic: {**common, **kept, "max.message.bytes": str(queue_bytes)},
@@ -96,14 +99,19 @@ def partition_problems(topics: QueueTopics, counts: Mapping[str, int]) -> Iterat
 # live.
 _REQUIRED: dict[TopicKind, dict[str, str]] = {
     "queue": _DELETED,
-    "markers": _DELETED | _TIMED,
-    "dead letters": _DELETED,
-    "redrive": _DELETED | {"retention.ms": "-1"},
+    "markers": _DELETED | _KEPT_BY_TIME | _TIMED,
+    "dead letters": _DELETED | _KEPT_BY_TIME,
+    "redrive": _DELETED | _KEPT_BY_TIME | {"retention.ms": "-1"},
     "producers": {"cleanup.policy": "compact"},
-    "coordination": _DELETED | _TIMED,
+    "coordination": _DELETED | _KEPT_BY_TIME | _TIMED,
 }
-_WANTED: dict[TopicKind, dict[str, str]] = {"queue": _TIMED, "dead letters": _TIMED}
+_WANTED: dict[TopicKind, dict[str, str]] = {"queue": _KEPT_BY_TIME | _TIMED, "dead letters": _TIMED}
 """Settings without which everything works, but not as intended."""
+
+_WHY = {
+    "message.timestamp.type": "times follow the clocks of the producers, not the broker's clock",
+    "retention.bytes": "messages that nobody has read may be deleted before retention.ms is over",
+}
 
 
 def kinds_of(topics: QueueTopics) -> dict[str, TopicKind]:
@@ -123,7 +131,7 @@ def topic_problems(kind: TopicKind, name: str, settings: Mapping[str, str], repl
         for key, value in wanted.items():
             if (got := settings.get(key, value)) != value:
                 what = f"topic {name!r} has {key}={got}, {'must' if is_fatal else 'should'} be {value}"
-                why = "" if is_fatal else ": times follow the clocks of the producers, not the broker's clock"
+                why = "" if is_fatal else f": {_WHY[key]}"
                 yield TopicProblem(what + why, alter_command(name, key, value), is_fatal)
     kept_ms = int(settings.get("retention.ms", "-1"))
     if kind == "coordination" and 0 <= kept_ms < MIN_COORDINATION_RETENTION_MS:

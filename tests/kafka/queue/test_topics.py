@@ -64,6 +64,7 @@ def test_dead_letter_topic_takes_larger_records_than_the_queue(queue: Queue) -> 
     settings = topic_settings(queue.bootstrap_servers, queue.name, f"{queue.name}.dlq")
     assert int(settings[1]["max.message.bytes"]) > int(settings[0]["max.message.bytes"]) > 1_048_576
     assert settings[1]["retention.ms"] == "-1"
+    assert settings[0]["retention.bytes"] == settings[1]["retention.bytes"] == "-1"  # whatever the cluster's default is
 
 
 def test_missing_queue_is_reported_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
@@ -120,15 +121,24 @@ def test_group_that_does_not_fit_is_reported_with_its_own_command(bootstrap_serv
         create_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
 
 
-def test_redrive_topic_that_forgets_is_found(bootstrap_servers: str, name: str) -> None:
-    """Dead letters whose redrive record is removed would be sent again."""
+@pytest.mark.parametrize(
+    ("part", "setting", "value"),
+    [
+        (".dlq.markers", "retention.ms", "1000"),
+        (".dlq.markers", "retention.bytes", "1000000"),
+        (".markers", "retention.bytes", "1000000"),
+        (".dlq", "retention.bytes", "1000000"),
+    ],
+)
+def test_topic_that_forgets_is_found(bootstrap_servers: str, name: str, part: str, setting: str, value: str) -> None:
+    """Dead letters whose redrive record is removed would be sent again, messages without their STARTs be lost."""
     create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    wrong = [ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)]
-    resource = ConfigResource("topic", f"{name}.dlq.markers", incremental_configs=wrong)
+    wrong = [ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)]
+    resource = ConfigResource("topic", f"{name}{part}", incremental_configs=wrong)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
-    with pytest.raises(TopicError, match=rf"'{name}.dlq.markers' has retention.ms=1000, must be -1; run"):
+    with pytest.raises(TopicError, match=rf"'{name}{part}' has {setting}={value}, must be -1; run"):
         check_queue(name, bootstrap_servers=bootstrap_servers)
 
 

@@ -211,6 +211,10 @@ SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
         topic("queue_topic", under_replicated=(0,)), Level.WARNING, "out-of-sync replicas", "brokers",
     ),
     "one replica": (facts_of(cluster=ClusterFacts("a,b", 3)), Level.WARNING, "has one replica", "raise its"),
+    "limited in bytes": (
+        topic("queue_topic", settings={**FIT, "retention.bytes": "2000000"}),
+        Level.WARNING, "messages that nobody has read may be deleted", "retention.bytes=-1",
+    ),
     # 5 deliveries x 30 s x 3 = 450 s
     "retention tight": (
         topic("markers_topic", settings={**FIT, "retention.ms": "200000"}),
