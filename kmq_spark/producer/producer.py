@@ -1,9 +1,10 @@
 """
 Send messages to a queue. A message is reported as sent only when it is durable.
 
-Rule 1: no failure is lost. It is passed to the message's callback, or the next call raises it.
-Rule 2: the calling thread serves the delivery reports. The producer's own thread serves them only while no calls are
-made: two threads that compete for the interpreter lock would serve one report per 5 ms (Python's switch interval).
+Rule 1: no failure is lost. It is passed to the message's callback, or the next call raises it. A producer that is not
+closed sends what is left when its process ends, and says so where that fails.
+Rule 2: a thread that sends much serves the delivery reports itself. The producer's own thread serves them while less is
+sent: two busy threads that compete for the interpreter lock would serve one report per 5 ms (Python's switch interval).
 
 Source: librdkafka INTRODUCTION.md, "Message reliability"; confluent-kafka's `produce`.
 """
@@ -14,6 +15,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, Producer
@@ -41,11 +43,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 0.1
-"""Time without a call after which the producer's own thread serves the delivery reports."""
+SERVE_S = 0.01
+"""Interval at which the producer's own thread serves the delivery reports, while some are outstanding."""
 
 SERVE_EVERY = 100
 """Messages between two polls for delivery reports. A poll costs about a tenth of a send."""
+
+EXIT_TIMEOUT_S = 30.0
+"""How long the end of a process waits for the messages of a producer that was not closed."""
 
 _forks = 0
 """How many forks lie between this process and the first one: cheaper to compare in each send than the process id."""
@@ -108,8 +113,8 @@ class QueueProducer:
         self._forks = _forks
         self._errors: list[KmqError] = []
         self._sent_count = 0
-        self._is_closed = False
-        self._closing = threading.Event()
+        self._is_closed = self._is_resting = False
+        self._awake = threading.Event()
         self._producer = make_client(
             Producer,
             producer_config(
@@ -122,7 +127,10 @@ class QueueProducer:
         if not partition_count(self._producer, self._topic, bootstrap_servers, self._timeout):
             message = f"queue {queue!r} does not exist; run `kmq queue create {queue}`"
             raise TopicError(message)
-        self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{queue}", daemon=True)
+        self._at_exit = weakref.finalize(self, _send_the_rest, self._producer, self._topic, self._errors, _forks)
+        self._thread = threading.Thread(
+            target=_serve_reports, args=(weakref.ref(self), self._awake), name=f"kmq-producer-{queue}", daemon=True
+        )
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -195,6 +203,9 @@ class QueueProducer:
         report = self._on_report if on_delivery is None else _DeliveryReport(on_delivery, self._topic)
         self._produce(value, key, -1 if partition is None else partition, pairs, report)
         self._sent_count += 1
+        if self._is_resting:
+            self._is_resting = False
+            self._awake.set()
         if self._sent_count % SERVE_EVERY == 0:
             self._producer.poll(0)
 
@@ -236,7 +247,8 @@ class QueueProducer:
             self.flush(timeout)
         finally:
             self._is_closed = True
-            self._closing.set()
+            self._at_exit.detach()
+            self._awake.set()
             self._thread.join()
             self._producer.purge()
             self._producer.flush(1.0)
@@ -277,23 +289,54 @@ class QueueProducer:
 
     def _raise_failed(self) -> None:
         if self._errors:
-            errors, self._errors = self._errors, []
+            errors = self._errors[:]
+            self._errors.clear()
             if len(errors) > 1:
                 logger.error("%d messages to %s failed", len(errors), self._topic, extra={"action": "send_failed"})
             raise errors[0]
 
-    def _serve_while_idle(self) -> None:
-        seen = -1
-        while not self._closing.wait(IDLE_S):
-            is_idle, seen = seen == self._sent_count, self._sent_count
-            if is_idle and len(self._producer):
-                self._producer.poll(IDLE_S)
+    def _serve(self, seen: int) -> int:
+        """Serve the delivery reports unless the callers do; return how many messages were sent by now."""
+        sent = self._sent_count
+        if sent - seen < SERVE_EVERY:
+            self._producer.poll(0)
+        # Set before the count is read again: a send in between sees it, or is seen.
+        self._is_resting = not len(self._producer)
+        if sent != self._sent_count:
+            self._is_resting = False
+        return sent
 
     def _check_usable(self) -> None:
         check_process(self._forks)
         if self._is_closed:
             message = "producer is closed: got a call after close; create a new one"
             raise UsageError(message)
+
+
+def _serve_reports(producer: weakref.ref[QueueProducer], awake: threading.Event) -> None:
+    """Serve the delivery reports of a producer until it is closed, or gone; rest while none is outstanding."""
+    seen = 0
+    while (served := producer()) is not None and not served._is_closed:  # noqa: SLF001  # its own thread
+        seen = served._serve(seen)  # noqa: SLF001  # as above
+        is_resting = served._is_resting  # noqa: SLF001  # as above
+        del served
+        if is_resting:
+            awake.wait(1.0)
+        awake.clear()
+        time.sleep(SERVE_S)
+
+
+def _send_the_rest(producer: Producer, topic: str, errors: list[KmqError], forks: int) -> None:
+    """Send what a producer that was not closed has left, when it is collected, or its process ends."""
+    if forks != _forks:
+        return
+    left = producer.flush(EXIT_TIMEOUT_S)
+    if left or errors:
+        logger.error(
+            "a producer of %s was not closed: %d messages were not sent%s; use it in a `with` block, or call close()",
+            topic, left + len(errors), f", the first error: {errors[0]}" if errors else "",
+            extra={"action": "not_closed", "queue": topic},
+        )  # fmt: skip
 
 
 class _DeliveryReport:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
+from kmq_spark.kafka.settings import make_client, producer_config
+from kmq_spark.producer import producer as producer_module
 from kmq_spark.producer.producer import QueueProducer
 from tests.brokers import quick_broker
-from tests.kafka.conftest import Queue, read_all
-from tests.limits import COMES_S
+from tests.kafka.conftest import Queue, read_all, wait_until
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +52,48 @@ def test_callback_is_called_while_the_sender_is_idle(queue: Queue) -> None:
         while not answers and time.monotonic() < until:
             time.sleep(0.01)
         assert answers == [MessageId(0, 0)]
+
+
+SENDS_AND_ENDS = """
+import sys
+from kmq_spark import QueueProducer
+producer = QueueProducer(sys.argv[1], bootstrap_servers=sys.argv[2])
+for number in range(50):
+    producer.send(str(number), partition=0)
+if sys.argv[3:]:
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("ends with an error",)])
+def test_script_that_sends_and_ends_without_close_loses_nothing(queue: Queue, arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", SENDS_AND_ENDS, queue.name, queue.bootstrap_servers, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S)
+    assert (done.returncode, done.stderr) == (3 if arguments else 0, "")
+    assert [record.value() for record in read_all(queue.bootstrap_servers, queue.name)] == [
+        b"%d" % number for number in range(50)
+    ]
+
+
+def test_producer_that_is_dropped_sends_what_it_has_and_its_thread_ends(queue: Queue) -> None:
+    threads = threading.active_count()
+    producer = QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    producer.send("x")
+    del producer
+    assert wait_until(lambda: threading.active_count() == threads)
+    assert len(read_all(queue.bootstrap_servers, queue.name)) == 1
+
+
+def test_end_of_a_process_says_what_was_not_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is away, and some messages have failed before."""
+    monkeypatch.setattr(producer_module, "EXIT_TIMEOUT_S", 0.1)
+    client = make_client(Producer, producer_config("127.0.0.1:1"))
+    client.produce("orders", b"x")
+    producer_module._send_the_rest(client, "orders", [KafkaClientError("too late")], producer_module.forks())
+    assert "a producer of orders was not closed: 2 messages were not sent, the first error: too late" in caplog.text
+    client.purge()
 
 
 def test_callback_that_raises_stops_nothing(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
