@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,6 +53,14 @@ def test_callback_is_called_while_the_sender_is_idle(queue: Queue) -> None:
         while not answers and time.monotonic() < until:
             time.sleep(0.01)
         assert answers == [MessageId(0, 0)]
+
+
+def test_burst_without_keys_is_spread_over_the_partitions(make_queue: Callable[..., Queue]) -> None:
+    """One worker would do all of it otherwise."""
+    queue = make_queue(partitions=4)
+    queue.send(*map(str, range(100)))
+    counts = Counter(record.partition() for record in read_all(queue.bootstrap_servers, queue.name))
+    assert min(counts[partition] for partition in range(4)) >= 5  # of 25; fewer once in ten million
 
 
 SENDS_AND_ENDS = """
