@@ -5,17 +5,21 @@ Rule 1: `receive` and `receive_batch` return at most *max_messages*.
 Rule 2: `ack`, `release` and `reject` may be called from any thread; only one thread at a time may receive.
 Rule 3: a process that is killed at any point loses no message. The tracker redelivers a message that was started;
 another consumer fetches a message that was not.
+Rule 4: a consumer that is dropped is closed by a thread of its own. librdkafka would wait in the collector, with the
+interpreter held, for a rebalance that nobody serves.
 
 Source: SQS's receive loop; Kafka's share consumer (KIP-932) for the verbs; kmq `KmqClient` for START and END.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, overload
 
 from kmq_spark.consumer.admission import AdmissionPolicy
@@ -39,12 +43,17 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kmq_spark.consumer.batch import Failures
-    from kmq_spark.consumer.leases import Lease
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.transaction import ResultTransactions, Transaction
     from kmq_spark.consumer.worker import RunSummary, Worker
 
 logger = logging.getLogger(__name__)
+
+
+EXIT_TIMEOUT_S = 5.0
+"""How long the end of a process waits for a consumer that was not closed."""
+
+_open_consumers: weakref.WeakSet[QueueConsumer] = weakref.WeakSet()
 
 
 def _itself(batch: Batch) -> Batch:
@@ -147,6 +156,10 @@ class QueueConsumer:
             write_settled=self._writer.write_out,
         )
         self._writer.start()
+        parts = self._pipeline, self._leases, self._writer
+        self._dropped = weakref.finalize(self, _close_dropped, os.getpid(), self.consumer_id, *parts)
+        self._dropped.atexit = False  # `_close_all` does it, while threads can still be joined
+        _open_consumers.add(self)
 
     def __enter__(self) -> Self:
         """Return the consumer."""
@@ -389,15 +402,10 @@ class QueueConsumer:
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
+        self._dropped.detach()
         if self._transactions is not None:
             self._transactions.close(timeout)
-        try:
-            # Commit offsets first: a message released before its offset commit would be delivered twice.
-            self._pipeline.close(timeout)
-        finally:
-            for lease in self._leases.end_all("the consumer was closed, the message was released"):
-                self._release_held(lease)
-            self._writer.close(timeout)
+        _close_parts(self._pipeline, self._leases, self._writer, timeout)
 
     @contextlib.contextmanager
     def _one_receiver(self) -> Iterator[None]:
@@ -409,10 +417,6 @@ class QueueConsumer:
         finally:
             self._receiving.release()
 
-    @staticmethod
-    def _release_held(lease: Lease) -> None:
-        lease.outbox.others.extend(Settled(Verb.RELEASE, offset) for offset in lease.take_held())
-
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
             message = (
@@ -423,3 +427,31 @@ class QueueConsumer:
         if self._is_closed:
             message = "consumer is closed: got a call after close; create a new one"
             raise UsageError(message)
+
+
+def _close_parts(pipeline: Pipeline, leases: LeaseTable, writer: MarkerWriter, timeout: float) -> None:
+    try:
+        # Commit offsets first: a message released before its offset commit would be delivered twice.
+        pipeline.close(timeout)
+    finally:
+        for lease in leases.end_all("the consumer was closed, the message was released"):
+            lease.outbox.others.extend(Settled(Verb.RELEASE, offset) for offset in lease.take_held())
+        writer.close(timeout)
+
+
+def _close_dropped(pid: int, consumer_id: str, *parts: Any) -> None:  # those of `_close_parts`
+    if pid != os.getpid():
+        return
+    logger.warning(
+        "consumer %s was not closed: use it in a `with` block, or call close()",
+        consumer_id, extra={"action": "not_closed"},
+    )  # fmt: skip
+    threading.Thread(target=_close_parts, args=(*parts, 30.0), name=f"kmq-close-{consumer_id}", daemon=True).start()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is still open when the process ends: what it holds is released."""
+    for consumer in list(_open_consumers):
+        with contextlib.suppress(KmqError):
+            consumer.close(EXIT_TIMEOUT_S)
