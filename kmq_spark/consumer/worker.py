@@ -5,6 +5,7 @@ Rule 1: what a handler returns or raises settles its messages, see `QueueConsume
 (wrong index, wrong type) counts as an exception of the handler: no message is acknowledged because of it.
 Rule 2: a stop releases the messages that no handler has seen, without counting the delivery, and waits for the running
 handlers.
+Rule 3: in a child that a handler forks, the run is over: signals do there what they did before, nothing is handled.
 
 Source: dramatiq's worker for the drain; SQS for "return acknowledges" and for `batchItemFailures`.
 """
@@ -18,14 +19,17 @@ import functools
 import gc
 import inspect
 import logging
+import os
 import signal
 import sys
 import threading
 import time
+import traceback
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kmq_spark.consumer.batch import Batch, Settlement
 from kmq_spark.consumer.checks import check_bounds
@@ -192,6 +196,12 @@ class HandlerQueue:
             self._changed.notify_all()
         return left
 
+    def abandon(self) -> None:
+        """Forget everything, in a forked child: another thread of the parent may have held the lock."""
+        self._changed = threading.Condition()
+        self._is_closed = True
+        self._ready.clear()
+
     def _current_stretch_s(self) -> float:
         return 0.0 if self._busy_since is None else self._clock() - self._busy_since
 
@@ -257,6 +267,8 @@ class Worker:
         self._handler_queue = HandlerQueue()
         self._stopping = threading.Event()
         self._fatal_error: BaseException | None = None
+        self._pid = os.getpid()
+        self._signals_before: dict[int, Any] = {}
         self._counts = [RunSummary() for _ in range(concurrency)]
         work = self._work if batch is None else self._work_batches
         self._threads = [
@@ -276,6 +288,7 @@ class Worker:
     def run(self) -> RunSummary:
         """Receive and handle messages until stopped, then close the consumer; see `QueueConsumer.run`."""
         summary = RunSummary()
+        _running.add(self)
         with self._signals(), _tuned_interpreter():
             for thread in self._threads:
                 thread.start()
@@ -379,6 +392,8 @@ class Worker:
                 self._end(fatal_error)
 
     def _fail(self, message: Message, counts: RunSummary, error: BaseException) -> None:
+        if self._pid != os.getpid():
+            _end_child(error)
         if isinstance(error, Exception):
             counts.failed += 1
             logger.error(
@@ -390,6 +405,8 @@ class Worker:
 
     def _end(self, error: BaseException) -> None:
         """End the run with an error, which `run` raises in the thread that called it."""
+        if self._pid != os.getpid():
+            _end_child(error)
         self._fatal_error = error
         self.stop()
 
@@ -408,18 +425,45 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        for asked in (signal.SIGINT, signal.SIGTERM):
+            # None: the previous handler was not set from Python and cannot be restored.
+            self._signals_before[asked] = signal.signal(asked, self._on_signal) or signal.SIG_DFL
         try:
             yield
         finally:
-            for number, handler in before.items():
-                # None: the previous handler was not set from Python and cannot be restored.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            for number, handler in self._signals_before.items():
+                signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._pid != os.getpid():
+            signal.signal(number, self._signals_before[number])
+            os.kill(os.getpid(), number)
+            return
         if number == signal.SIGINT and self._stopping.is_set():
             raise KeyboardInterrupt
         self.stop()
+
+
+_running: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _leave_in_child() -> None:
+    for worker in list(_running):
+        worker._handler_queue.abandon()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _end_child(error: BaseException) -> NoReturn:
+    """End a forked child with what its handler has raised, as Python ends a process."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit) or not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n" if isinstance(error, SystemExit) else "".join(traceback.format_exception(error)))
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 _WORKING = (

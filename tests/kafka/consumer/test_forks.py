@@ -1,0 +1,61 @@
+"""Handlers that fork: a child is not a worker, and signals and exits do in it what they do elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kafka.conftest import ended
+from tests.limits import ENDS_S
+
+if TYPE_CHECKING:
+    from tests.kafka.conftest import Queue
+
+pytestmark = pytest.mark.kafka
+
+FORKS = """
+import multiprocessing, os, sys, time
+from kmq_spark import QueueConsumer
+
+fork = multiprocessing.get_context("fork")
+
+def child(what):
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if what == "exits":
+        sys.exit(3)
+    if what == "raises":
+        raise ValueError("of the child")
+
+def handle(message):
+    parent = os.getpid()
+    codes = []
+    for what in ("exits", "raises", "returns"):
+        codes.append(child(what))
+        if os.getpid() != parent:
+            return
+    sleeper = fork.Process(target=time.sleep, args=(60,))
+    sleeper.start()
+    sleeper.terminate()
+    sleeper.join()
+    with fork.Pool(2) as pool:
+        squares = pool.map(abs, range(-3, 0))
+    print(codes, sleeper.exitcode, squares, flush=True)
+    consumer.stop()
+
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2])
+print(consumer.run(handle, concurrency=4).acked)
+"""
+
+
+def test_children_that_a_handler_forks_end_as_they_do_elsewhere(queue: Queue) -> None:
+    queue.send("a")
+    command = [sys.executable, "-c", FORKS, queue.name, queue.bootstrap_servers]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S)
+    assert (done.returncode, done.stdout) == (0, "[3, 1, 0] -15 [3, 2, 1]\n1\n"), done.stderr
+    assert "ValueError: of the child" in done.stderr
+    assert ended(queue) == [0]
