@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 MAX_START_TIMEOUT_S = 10.0
 """Longest time for a START: enough for a broker restart, and a caller does not block longer."""
 
-DEFAULT_MAX_LEASES = 10
-"""Default `max_lease` in leases: long work is renewed; a handler that hangs loses its message."""
-
 
 class Limits(NamedTuple):
     """Limits of one consumer: of a lease, of all its renewals, of the time for a START, and of the messages held."""
@@ -42,7 +39,7 @@ def check_bounds(name: str, value: int, least: int, most: int) -> None:
 def limits_of(lease: float | timedelta, max_lease: float | timedelta | None, max_in_flight: int) -> Limits:
     """Return the limits of a consumer. Raises ConfigError for a value that is out of bounds."""
     lease_ms = milliseconds("lease", lease, MIN_LEASE_MS)
-    max_lease_ms = min(MAX_REDELIVER_AFTER_MS, DEFAULT_MAX_LEASES * lease_ms)
+    max_lease_ms = MAX_REDELIVER_AFTER_MS
     if max_lease is not None:
         max_lease_ms = milliseconds("max_lease", max_lease, lease_ms)
     start_timeout_s = min(MAX_START_TIMEOUT_S, lease_ms / 2_000)

@@ -99,8 +99,8 @@ class QueueConsumer:
             lease: Length of a lease, seconds or a timedelta, 1 second to 12 hours. A message is redelivered when its
                 lease ends; keep-alive renews it. By default the lease in the rules of the queue (`kmq queue alter
                 --lease`), else 30 s.
-            max_lease: Longest total time that keep-alive holds a message, seconds or a timedelta; by default ten leases
-                or 12 hours, whichever is less. After that, a handler that hangs loses its message.
+            max_lease: Longest total time that keep-alive holds a message, seconds or a timedelta; by default 12 hours,
+                the longest there is. After that, a handler that hangs loses its message.
             max_in_flight: Maximum number of messages held at once. They have 64 MiB at most; a single message may be
                 larger.
             isolate_after: A message becomes a suspect after this many deliveries that ended silently (no answer, as

@@ -69,6 +69,9 @@ WINDOW_S = 0.1
 MEASURE_INTERVAL_S = 0.02
 """Shortest time of work over which the handlers' rate is measured."""
 
+STUCK_S = 60.0
+"""After this time without a message taken, though some wait, a worker says that all its handlers are busy."""
+
 SWITCH_INTERVAL_S = 0.0005
 """
 Python's switch interval during a run: how long a handler thread keeps the interpreter lock while another thread waits
@@ -266,6 +269,7 @@ class Worker:
         self._window = Window(concurrency, max_in_flight // (batch or 1))
         self._handler_queue = HandlerQueue()
         self._stopping = threading.Event()
+        self._taken_count, self._taken_at_s = 0, time.monotonic()
         self._fatal_error: BaseException | None = None
         self._pid = os.getpid()
         self._signals_before: dict[int, Any] = {}
@@ -314,6 +318,7 @@ class Worker:
         if wanted < 1:
             self._pipeline.serve_group_if_due()
             self._handler_queue.wait_until_empty(ROOM_PAUSE_S)
+            self._say_if_stuck()
             return
         try:
             if self._batch is None:
@@ -331,6 +336,18 @@ class Worker:
         waiting = len(self._handler_queue)
         self._window.measure(self._handler_queue.busy_s(), self._handler_queue.taken_count)
         return 0 if waiting > self._window.size // 2 else self._window.size - waiting
+
+    def _say_if_stuck(self) -> None:
+        taken, now_s = self._handler_queue.taken_count, time.monotonic()
+        if taken != self._taken_count:
+            self._taken_count, self._taken_at_s = taken, now_s
+        elif now_s - self._taken_at_s > STUCK_S:
+            self._taken_at_s = now_s  # said again after as long
+            logger.warning(
+                "all %d handlers have been busy for %g s while %d message(s) wait: find out what they wait for, and "
+                "give every call a time-out",
+                len(self._threads), STUCK_S, len(self._handler_queue), extra={"action": "handlers_stuck"},
+            )  # fmt: skip
 
     def _give_back(self) -> int:
         """Release the messages that no handler has seen, without counting the delivery."""

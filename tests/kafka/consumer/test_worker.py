@@ -15,7 +15,7 @@ from kmq_spark.consumer import worker
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.errors import KafkaClientError
-from tests.kafka.conftest import Queue, stopped_if_it_hangs
+from tests.kafka.conftest import Queue, stopped_if_it_hangs, wait_until
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
@@ -149,6 +149,24 @@ def test_handler_that_outlasts_the_drain_loses_its_message(queue: Queue, caplog:
     (release,) = queue.markers(MarkerType.KEEPALIVE)
     assert not release.marker.never_handed_out
     go_on.set()
+
+
+def test_worker_whose_handlers_all_hang_says_so(
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep-alive renews their leases: nothing else would show it."""
+    monkeypatch.setattr(worker, "STUCK_S", 0.3)
+    queue.send(*map(str, range(20)))
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    said = "all 1 handlers have been busy for 0.3 s while "
+
+    def hang(_message: Message) -> None:
+        wait_until(lambda: said in caplog.text)
+        consumer.stop()
+
+    with stopped_if_it_hangs(consumer):
+        consumer.run(hang, concurrency=1)
+    assert said in caplog.text
 
 
 def test_system_exit_of_a_handler_ends_the_run(queue: Queue) -> None:
