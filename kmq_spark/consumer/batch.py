@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.leases import Settled, Verb
-from kmq_spark.consumer.message import Message, error_text, one_line
+from kmq_spark.consumer.message import Message, failure_of
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.core.markers import MAX_TEXT_CHARS
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
@@ -281,12 +281,12 @@ class Batch(Sequence[Message]):
         delay_ms = milliseconds("delay", delay)
         with self._lock:
             numbers = self._checked(failures, Verb.RELEASE)
-            kinds = [_failed(delay_ms, reason) for reason in failures.values()]
+            kinds = [failure_of(reason, delay_ms) for reason in failures.values()]
             return self._settle_each(dict(zip(numbers, kinds, strict=True)))
 
     def _fail_rest(self, error: BaseException) -> Settlement:
         """Fail every message that is not settled: the handler raised. For the consumer."""
-        return self._settle_rest(_failed(0, error))
+        return self._settle_rest(failure_of(error))
 
     def _release_uncounted(self) -> int:
         """Release what is held, delivery not counted; return how many messages. For the consumer."""
@@ -451,11 +451,6 @@ class Batch(Sequence[Message]):
         batch = Batch([self._records[index] for index in indices], [self._offsets[index] for index in indices], parts)
         batch._made = {position: self._made[index] for position, index in enumerate(indices) if index in self._made}
         return batch
-
-
-def _failed(delay_ms: int, reason: str | BaseException) -> Settled:
-    text = one_line(reason) if isinstance(reason, str) else error_text(reason)
-    return Settled(Verb.RELEASE, -1, delay_ms, text, has_failed=True)
 
 
 def _own_headers(record: KafkaMessage) -> list[dict[str, Any]]:

@@ -164,6 +164,22 @@ class Message:
         """
         self._settle(Settled(Verb.REJECT, self._offset, reason=str(reason)[:MAX_TEXT_CHARS]))
 
+    def fail(self, error: BaseException | str, delay: float | timedelta = 0) -> None:
+        """
+        Release the message because its work failed, as `run` does if a handler raises. This delivery counts.
+
+        Args:
+            error: What went wrong. It is stored with the delivery, and with the dead letter after the last one.
+            delay: Time until the message is due for redelivery, to which the queue's backoff is added, seconds or a
+                timedelta, 0 to 12 hours.
+
+        Raises:
+            ConfigError: *delay* is out of bounds.
+            LeaseLostError: The lease ran out earlier; the message is redelivered anyway.
+            UsageError: The message was acknowledged or rejected earlier.
+        """
+        self._settle(failure_of(error, milliseconds("delay", delay))._replace(message_offset=self._offset))
+
     def extend(self, duration: float | timedelta) -> None:
         """
         Set a new lease length for this message, counted from now. Other messages keep their leases.
@@ -204,7 +220,7 @@ class Message:
                 self.ack()
             else:
                 # The queue's backoff is added.
-                self._settle(Settled(Verb.RELEASE, self._offset, reason=error_text(error), has_failed=True))
+                self.fail(error)
         return self._verb or Verb.ACK
 
     def _expire(self) -> bool:
@@ -293,6 +309,12 @@ class Message:
         headers = self._record.headers()
         # The type stub describes headers to send. Received headers are always pairs of a name and bytes or None.
         return cast("list[tuple[str, bytes | None]]", headers or [])
+
+
+def failure_of(error: BaseException | str, delay_ms: int = 0) -> Settled:
+    """Return the release of a message whose work failed; its offset is not set."""
+    text = one_line(error) if isinstance(error, str) else error_text(error)
+    return Settled(Verb.RELEASE, -1, delay_ms, text, has_failed=True)
 
 
 def error_text(error: BaseException) -> str:

@@ -152,6 +152,21 @@ def test_lease_out_of_bounds_is_refused_and_nothing_changes(queue: Queue, durati
         assert message.is_held
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"), [("no such order", "no such order"), (KeyError("order"), "KeyError: 'order'")]
+)
+def test_failed_message_keeps_what_went_wrong(queue: Queue, error: str | Exception, reason: str) -> None:
+    """Unlike `release`, it adds the queue's backoff, as for a handler that raises."""
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        message.fail(error, delay=2)
+        assert message.settled_by == "release"
+    (written,) = queue.markers(MarkerType.KEEPALIVE)
+    marker = written.marker
+    assert (marker.release, marker.redeliver_after_ms, marker.reason) == (Release.FAILED, 2_000, reason)
+
+
 def test_release_gives_back_a_handler_that_raises_fails_and_a_close_uncounts(queue: Queue) -> None:
     """The KEEPALIVE says how the delivery ended, so that the tracker knows whether to add the backoff."""
     queue.send(*"abc")
