@@ -16,13 +16,14 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import typer
 
 from kmq_spark.cli.shared import options
-from kmq_spark.cli.shared.options import spread
+from kmq_spark.cli.shared.options import LogFormat, spread
 from kmq_spark.errors import ConfigError, KmqError
 
 if TYPE_CHECKING:
@@ -75,6 +76,25 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, default=str))
 
 
+class JsonLines(logging.Formatter):
+    """A JSON object a line, with what the event says beside its text: `action`, `queue` and more."""
+
+    _ours = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in self._ours}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
 def set_up_logs(level: str = "INFO") -> None:
     """Write logs to stderr, one line an event; `--log-level` goes before *level*."""
     logging.basicConfig(
@@ -86,6 +106,8 @@ def set_up_logs(level: str = "INFO") -> None:
     # While a JVM stops, py4j logs failed commands with full stack traces, some of them with the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
+        if options.given.log_format is LogFormat.JSON:
+            handler.setFormatter(JsonLines())
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
 
 

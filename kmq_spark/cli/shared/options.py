@@ -35,7 +35,7 @@ SECRET = re.compile(r"password|secret|token|credential|jaas|\.key(\.|$)|\.pem$",
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d|)")
 _UNIT_S = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3_600, "d": 86_400}
 
-_SHARED = frozenset({"--bootstrap-server", "--config", "--command-config", "-X", "--log-level"})
+_SHARED = frozenset({"--bootstrap-server", "--config", "--command-config", "-X", "--log-level", "--log-format"})
 
 QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@subscription.", metavar="QUEUE")]
 Events = Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")]
@@ -51,6 +51,13 @@ class LogLevel(StrEnum):
     INFO = "INFO"
     WARNING = "WARNING"
     ERROR = "ERROR"
+
+
+class LogFormat(StrEnum):
+    """Forms of our own log: a line of text, or a JSON object with the `action` and the queue of the event."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,9 @@ class Given:
     log_level: Annotated[
         LogLevel | None, typer.Option("--log-level", help="Level of our own log.", case_sensitive=False)
     ] = None
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Form of our own log; JSON lines have the action and the queue.")
+    ] = LogFormat.TEXT
 
 
 class Kmq(TyperGroup):
