@@ -21,7 +21,7 @@ from kmq_spark.cli.shared.common import (
 )
 from kmq_spark.cli.shared.options import Connection, DriverMemory, Events, Master, QueueName
 from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, shown, table
-from kmq_spark.errors import ConfigError, UsageError
+from kmq_spark.errors import ConfigError, TopicError, UsageError
 from kmq_spark.inspection.spans import counted, span
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def run(
             "fleet_member": fleet_member,
         },
     )
-    check_queues(settings)
+    check_queues(settings, is_each_for_itself=True)
     signals = StopOnSignals()
     with signals.ends_quietly():
         spark = _session(master, driver_memory)
@@ -174,7 +174,7 @@ def _summary(view: QueueView) -> str:
     return "; ".join(filter(None, (tracker_state(view), unread)))
 
 
-def check_queues(settings: Settings) -> None:
+def check_queues(settings: Settings, *, is_each_for_itself: bool = False) -> None:
     """Check names, broker and topics before the JVM, which takes seconds to start and stop."""
     from kmq_spark.kafka.topics import check_queue
 
@@ -186,7 +186,15 @@ def check_queues(settings: Settings) -> None:
         if queues.count(queue) > 1:
             message = f"queue is given more than once: got {queue!r} {queues.count(queue)} times; name it once"
             raise ConfigError(message)
-        check_queue(queue, **settings.kafka.reach())
+    broken: list[TopicError] = []
+    for queue in queues:
+        try:
+            check_queue(queue, **settings.kafka.reach())
+        except TopicError as error:
+            broken.append(error)
+    # One of several is named when its tracker ends; the others are tracked.
+    if broken and (len(broken) == len(queues) or not is_each_for_itself):
+        raise broken[0]
 
 
 def _session(master: str, driver_memory: str) -> SparkSession:

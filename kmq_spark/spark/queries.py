@@ -70,6 +70,8 @@ class RestartedQuery:
         self._queue = queue
         self._restart_limit = restart_limit
         self._failures_in_a_row = 0
+        self._last_failure = ""
+        self._query: StreamingQuery | None = None
 
     def open(self) -> AbstractContextManager[StreamingQuery]:
         """Start the query once, with all that it needs; what it needed is closed with the context."""
@@ -86,6 +88,13 @@ class RestartedQuery:
     def before_stop(self) -> None:
         """Do what must be done before Spark stops the query, such as to close its `BatchFunction`."""
 
+    def trouble(self) -> str:
+        """Return what the last failure was, until a batch has been committed after it; empty where all is well."""
+        with contextlib.suppress(Py4JError, ConnectionError):
+            if self._last_failure and self._query is not None and self._query.lastProgress is not None:
+                self._last_failure = ""
+        return self._last_failure
+
     def pause(self, pause_s: float, error: Exception) -> None:
         """Wait before the query is started again."""
         del error
@@ -100,14 +109,18 @@ class RestartedQuery:
         while not self.stopping.is_set():
             try:
                 with self.open() as query:
+                    self._query = query
                     self._wait_for_end(query)
-            except FencedError:
+            except FencedError as error:
+                self._last_failure = one_line(error)
                 raise
             except QUERY_ERRORS as error:
                 if self.stopping.is_set():
                     logger.warning("%s failed while it stopped: %s", self.name, _stop_failure(error))
                     return
+                self._query = None
                 self._failures_in_a_row += 1
+                self._last_failure = f"failed {self._failures_in_a_row} time(s) in a row: {one_line(error)}"
                 if self.is_final(error) or self._failures_in_a_row > self._restart_limit:
                     logger.debug("%s ends with an error", self.name, exc_info=error)
                     if isinstance(error, KmqError):
@@ -192,8 +205,8 @@ class BatchFunction:
             self._function = None
 
 
-def run_together(queries: Sequence[RestartedQuery]) -> None:
-    """Run queries in a thread each. When one fails, stop the others and raise its error."""
+def run_together(queries: Sequence[RestartedQuery], *, ends_all: bool = True) -> None:
+    """Run queries in a thread each. When one fails, stop the others, or let them go on; raise the first error."""
     errors: list[BaseException] = []
 
     def run_one(query: RestartedQuery) -> None:
@@ -201,6 +214,12 @@ def run_together(queries: Sequence[RestartedQuery]) -> None:
             query.run()
         except BaseException as error:  # noqa: BLE001  # the calling thread raises it
             errors.append(error)
+            if not ends_all and not isinstance(error, JVM_CONNECTION_ERRORS) and len(errors) < len(queries):
+                what = one_line(error) if isinstance(error, Exception) else repr(error)
+                logger.error(  # noqa: TRY400  # one line
+                    "%s has ended, the others go on: %s", query.name, what, extra={"action": "ended_alone"}
+                )
+                return
             for each in queries:
                 each.stop()
 

@@ -164,7 +164,9 @@ def build_session(
     log_level: str = "ERROR",
 ) -> SparkSession:
     """Return the running session, or start one."""
-    from pyspark.sql import SparkSession as Session  # noqa: PLC0415  # importing this module must not start loading Spark
+    # Imported here: importing this module must not start loading Spark.
+    from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
+    from pyspark.sql import SparkSession as Session  # noqa: PLC0415
 
     # The workers must use this interpreter: another `python3` on the PATH may not have pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -175,6 +177,9 @@ def build_session(
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
+    # Now, while few files are open: py4j waits for Spark's calls with `select`, which takes no number above 1,023, and
+    # would never hear of a batch.
+    ensure_callback_server_started(session.sparkContext._gateway)  # type: ignore[no-untyped-call]  # noqa: SLF001  # as `foreachBatch` does
     # The executors of a `local-cluster` inherit what the JVM ignores, and Spark ends them with SIGTERM.
     if master is not None and not master.startswith("local-cluster"):
         _ignore_sigterm(session)

@@ -64,6 +64,9 @@ class TrackerView(Protocol):
     def batch_s(self) -> float | None:
         """Duration of the newest batch without its pause, seconds; None before the first batch."""
 
+    def trouble(self) -> str:
+        """Return what the last failure was, until a batch has been committed after it; empty where all is well."""
+
 
 class TrackerMetrics:
     """
@@ -126,7 +129,9 @@ class TrackerMetrics:
             trackers = list(self._trackers.values())
         for tracker in trackers:
             late_s = now_s - tracker.committed_at_s
-            if not tracker.committed_at_s:
+            if trouble := tracker.trouble():
+                found.append(f"tracker of {tracker.queue} {trouble}")
+            elif not tracker.committed_at_s:
                 found.append(f"tracker of {tracker.queue} has not started")
             elif late_s > HEARTBEAT_LATE_MS / 1000:
                 found.append(f"tracker of {tracker.queue} has not committed for {late_s:.0f} s")

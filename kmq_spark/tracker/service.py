@@ -34,6 +34,6 @@ class TrackerService:
             tracker.stop()
 
     def run(self) -> None:
-        """Run all trackers until `stop`. When one fails, stop the others."""
+        """Run all trackers until `stop`. When one fails for good, the others go on; its error is raised at the end."""
         with serving_metrics(self.trackers, self._settings):
-            run_together(self.trackers)
+            run_together(self.trackers, ends_all=False)

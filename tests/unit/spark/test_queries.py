@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from contextlib import contextmanager
+from threading import Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.spark.queries import BatchFunction, RestartedQuery, is_stop_timeout, one_line, run_together
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,6 +121,40 @@ def test_queries_that_run_together_end_together_with_the_error_of_the_first() ->
     with pytest.raises(KmqError, match="no such table"):
         run_together([*others, _Query(KmqError("no such table"))])
     assert all(query.log in ([], ["opened", "stopping", "closed"]) for query in others)
+
+
+def test_queries_that_run_each_for_itself_go_on_when_one_fails(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = _Query(None), _Query(KmqError("no such topic"))
+    raised: list[KmqError] = []
+
+    def run() -> None:
+        try:
+            run_together([good, bad], ends_all=False)
+        except KmqError as error:
+            raised.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    while "query of orders has ended, the others go on: no such topic" not in caplog.text:
+        time.sleep(0.01)
+    assert (bad.trouble(), good.trouble(), thread.is_alive()) == ("failed 1 time(s) in a row: no such topic", "", True)
+    good.stop()
+    thread.join(COMES_S)
+    assert [str(error) for error in raised] == ["no such topic"]
+
+
+def test_trouble_is_over_with_a_batch_that_was_committed() -> None:
+    running = _SparkQuery(None)
+    query = _Query(failed("disk full"), running)
+    thread = Thread(target=query.run)
+    thread.start()
+    while query.log != ["opened", "closed", "opened"]:
+        time.sleep(0.01)
+    assert query.trouble() == "failed 1 time(s) in a row: disk full"
+    running.lastProgress = SimpleNamespace(batchId=1)
+    assert query.trouble() == ""
+    query.stop()
+    thread.join(COMES_S)
 
 
 class _Client:

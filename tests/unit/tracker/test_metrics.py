@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from kmq_spark.config import load_settings
@@ -38,8 +39,9 @@ class Tracker:
     on_batch: Callable[..., None] | None = None
     snapshot_lag, committed_at_s, tick_late_s, batch_s = 0, 0.0, None, None
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, trouble: str = "") -> None:
         self.queue = queue
+        self.trouble = lambda: trouble
 
 
 def test_tracker_has_samples_from_its_start_to_its_end() -> None:
@@ -54,3 +56,11 @@ def test_tracker_has_samples_from_its_start_to_its_end() -> None:
     queues = {sample.labels[0] for sample in metrics.samples() if sample.name != "kmq_group_members"}
     assert (queues, metrics.health()) == ({"orders"}, "tracker of orders has not started")
     assert [labels for labels, _ in metrics.lateness()] == [("orders",)]
+
+
+def test_health_names_what_a_tracker_fails_of_whatever_it_commits_in_between() -> None:
+    settings = load_settings(None, {"kafka": {"bootstrap_servers": "b:9092"}})
+    failing = Tracker("orders", "failed 6 time(s) in a row: No space left on device")
+    failing.committed_at_s = time.time()
+    metrics = TrackerMetrics([failing], settings)
+    assert metrics.health() == "tracker of orders failed 6 time(s) in a row: No space left on device"
