@@ -44,7 +44,7 @@ class Checkpoint:
         self._files: Any = self._path_of(path).getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001  # as above
 
     def prepare(self, resume: ResumePoint, topics: QueueTopics, *, must_be_whole: bool) -> None:
-        """Rename the checkpoint if it belongs to another topic; delete it if a rebuild is quicker."""
+        """Rename the checkpoint if it belongs to another topic; delete it without a batch, or if a rebuild is quicker."""
         known_id = self._read(TOPIC_ID_FILE).strip()
         is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_other_topic
         if must_be_whole:
@@ -54,6 +54,10 @@ class Checkpoint:
             # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
             # if it is longer, Spark skips the markers below the checkpoint's offset.
             self.rename()
+        elif self._newest_batch("offsets") >= 0 and self._newest_batch("commits") < 0:
+            # It has no state, and Spark would read from where its planned batch begins, with the rules and the clock of
+            # where this tracker begins.
+            self.delete()
         elif self._is_out_of_date(resume):
             logger.info(
                 "checkpoint %s is out of date: the state is rebuilt from the markers topic, which is quicker",

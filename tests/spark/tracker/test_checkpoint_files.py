@@ -57,13 +57,44 @@ def test_checkpoint_of_another_topic_is_renamed(
     assert "cannot be used and was renamed" in caplog.text
 
 
+def plan_batch(checkpoint: Path, number: int) -> Path:
+    """Write down that a batch reads to offset 100, as Spark does before it begins; return the folder of such files."""
+    offsets = checkpoint / "offsets"
+    offsets.mkdir(exist_ok=True)
+    (offsets / str(number)).write_text('v1\n{}\n{"orders.markers": {"0": 100}}')
+    return offsets
+
+
+def commit_batch(checkpoint: Path, number: int) -> None:
+    """Write down that a batch is over."""
+    commits = checkpoint / "commits"
+    commits.mkdir(exist_ok=True)
+    (commits / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def test_checkpoint_without_a_batch_is_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Its planned batch begins where the tracker before began. With the rules and the clock of where this one begins, the
+    state would differ: duel of the campaign, consumers' ENDs EXPIRED of before the rules became dead letters.
+    """
+    folder, topics = Checkpoint(f"file://{tmp_path}/orders", spark), QueueTopics("orders")
+    folder.prepare(resume_point("id"), topics, must_be_whole=True)
+    offsets = plan_batch(tmp_path / "orders", 0)
+    folder.prepare(resume_point("id", read_to=90, starts_at=80), topics, must_be_whole=True)
+    assert not offsets.exists()
+    plan_batch(tmp_path / "orders", 0)
+    commit_batch(tmp_path / "orders", 0)
+    plan_batch(tmp_path / "orders", 1)
+    folder.prepare(resume_point("id", read_to=90, starts_at=80), topics, must_be_whole=True)
+    assert (offsets / "1").exists()
+
+
 def test_checkpoint_that_is_slower_than_a_rebuild_is_deleted(spark: SparkSession, tmp_path: Path) -> None:
     """Not so where a marker that a rebuild needs was removed: only the checkpoint knows its message."""
     folder, topics = Checkpoint(f"file://{tmp_path}/orders", spark), QueueTopics("orders")
     folder.prepare(resume_point("id"), topics, must_be_whole=True)
-    offsets = tmp_path / "orders" / "offsets"
-    offsets.mkdir()
-    (offsets / "7").write_text('v1\n{}\n{"orders.markers": {"0": 100}}')
+    offsets = plan_batch(tmp_path / "orders", 7)
+    commit_batch(tmp_path / "orders", 7)
     near, far = 100 + OUT_OF_DATE_MARKERS, 101 + OUT_OF_DATE_MARKERS
     for kept in (
         resume_point("id", read_to=near, starts_at=near),
