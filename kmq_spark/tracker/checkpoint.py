@@ -44,7 +44,7 @@ class Checkpoint:
         self._files: Any = self._path_of(path).getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001  # as above
 
     def prepare(self, resume: ResumePoint, topics: QueueTopics, *, must_be_whole: bool) -> None:
-        """Rename the checkpoint if it belongs to another topic; delete it without a batch, or if a rebuild is quicker."""
+        """Rename the checkpoint if it is of another topic; delete it without a batch, or if a rebuild is quicker."""
         known_id = self._read(TOPIC_ID_FILE).strip()
         is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_other_topic
         if must_be_whole:

@@ -109,6 +109,7 @@ class RedeliverySender:
         self.term = 0
         self._unread = set(self._partitions)  # partitions in which the fold has not read the TERM of the newest term
         self._fenced_at_s: float | None = None
+        self._given_up: FencedError | None = None
         self._failed_terms = 0
         self._rules = TrackerRules(layout.topics, rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -160,7 +161,7 @@ class RedeliverySender:
         """Take over the queue: begin the first term, and read where to begin."""
         with self._lock:
             if own_ids and (newer := self._newest_other_than(own_ids)):
-                raise self._fenced_by(newer)
+                raise self._given_up_to(newer)
             # What the fencing cannot change is read beside it: redelivery is away until the first batch.
             with ThreadPoolExecutor(1, "kmq-open") as pool:
                 beginning = pool.submit(self._tracker_positions.beginning)
@@ -314,16 +315,19 @@ class RedeliverySender:
             )
         try:
             self._replace_producer()
+            # Again: this process may have stood still since the last look.
             if not (newer := self._newest_other_than((self.tracker_id,))):
                 self._write_term()
         except FencedError:
             self._fenced_at_s = time.monotonic()
             return
         if newer:
-            raise self._fenced_by(newer)
+            raise self._given_up_to(newer)
 
     def _guarded(self, transact: Callable[[], None]) -> None:
         """Run transactions of the present term. If one was not certainly committed, begin a new term."""
+        if self._given_up is not None:
+            raise self._given_up
         try:
             if self._fenced_at_s is None:
                 transact()
@@ -338,6 +342,8 @@ class RedeliverySender:
             self._begin_again(error)
             return
         if time.monotonic() - self._fenced_at_s > FENCED_WAIT_S:
+            if newer := self._newest_other_than((self.tracker_id,)):
+                raise self._given_up_to(newer)
             self._begin_again("the broker gave its transaction up")
 
     def _follow_terms(self, outcomes: Sequence[PartitionOutcome]) -> None:
@@ -352,14 +358,17 @@ class RedeliverySender:
                 self._unread.discard(partition)
             elif partition not in self._unread:
                 if status.term_by != self.tracker_id:
-                    raise self._fenced_by(status.term_by)
+                    raise self._given_up_to(status.term_by)
                 self._begin_again(f"an old TERM stands in {self.topics.markers_topic}[{partition}] again")
 
-    def _fenced_by(self, newer: str) -> FencedError:
-        return FencedError(
+    def _given_up_to(self, newer: str) -> FencedError:
+        """Return the error with which this tracker ends. From here on it writes nothing, its positions neither."""
+        self._close_producer()
+        self._given_up = FencedError(
             f"tracker {self.tracker_id} of {self.topics} was fenced: newer tracker {newer} has taken over; this one "
             "ends"
         )
+        return self._given_up
 
     def _deliver(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
         decisions = DueDecisions(outcomes)

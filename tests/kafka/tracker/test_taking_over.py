@@ -95,9 +95,30 @@ def test_fenced_tracker_that_is_slow_to_read_the_newer_term_ends(
     newer.open()
     assert sender.deliver([outcome(due(0))]).redelivered == 0
     time.sleep(0.3)
+    for _ in range(2):
+        with pytest.raises(FencedError, match=f"newer tracker {newer.tracker_id} has taken over"):
+            sender.deliver([outcome(due(0))])
+    sender.close()
+    assert newer.deliver([outcome(due(0))]).redelivered == 1
+
+
+def test_tracker_that_stood_still_while_it_began_a_new_term_ends_and_the_newer_one_goes_on(
+    make_sender: Callable[[], StampingSender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new producer has fenced the newer one, which must not find its offsets: it would take it for a newer one."""
+    monkeypatch.setattr(redelivery, "FENCED_WAIT_S", 0.2)
+    sender, newer = make_sender(), make_sender()
+    sender.open()
+    replace_producer = sender._replace_producer
+
+    def stand_still() -> None:
+        newer.open()
+        replace_producer()
+
+    monkeypatch.setattr(sender, "_replace_producer", stand_still)
     with pytest.raises(FencedError, match=f"newer tracker {newer.tracker_id} has taken over"):
-        sender.deliver([outcome(due(0))])
-    # The older one has fenced it: it reads on, begins a new term, and goes on.
+        sender._begin_again("a transaction timed out")
+    sender.close()
     assert newer.deliver([outcome(due(0))]).redelivered == 0
     time.sleep(0.3)
     assert [newer.deliver([outcome(due(0))]).redelivered for _ in range(2)] == [0, 1]
