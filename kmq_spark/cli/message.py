@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="One message.", no_args_is_help=True)
 
+LogicalQueue = Annotated[
+    str | None, typer.Option("--logical-queue", help="The logical queue; by default the messages without one.")
+]
+
 RECEIVED_AT_ONCE = 500
 POLL_S = 0.5
 SHOWN_BYTES = 1_000
@@ -71,6 +75,7 @@ def show(
 def send(
     name: QueueName,
     connection: Connection,
+    logical_queue: LogicalQueue = None,
     as_json: Annotated[bool, typer.Option("--json", help="Lines are JSON objects: value, key, headers.")] = False,
     key_separator: Annotated[
         str | None, typer.Option(help="Text between key and value in a line; without it there is no key.")
@@ -85,7 +90,7 @@ def send(
         for number, line in enumerate(sys.stdin.buffer, 1):
             text = line.removesuffix(b"\n").removesuffix(b"\r")
             value, options = _from_json(text, number) if as_json else _from_line(text, key_separator)
-            producer.send(value, **options)
+            producer.send(value, logical_queue=logical_queue, **options)
             count = number
     typer.echo(f"sent {counted(count, 'message')} to {name}", err=True)
 
@@ -94,6 +99,7 @@ def receive(
     name: QueueName,
     connection: Connection,
     output: Output = OutputForm.TABLE,
+    logical_queue: LogicalQueue = None,
     limit: Annotated[int | None, typer.Option("-n", "--limit", help="Messages, then end.", min=1)] = None,
     wait: Annotated[
         str | None,
@@ -109,7 +115,7 @@ def receive(
     left, heard_s = limit, time.monotonic()
     # Leaving the block releases messages that are not acknowledged. Deliveries of prefetched messages, which `receive`
     # has not returned yet, do not count.
-    with QueueConsumer(name, **connection.reach()) as consumer:
+    with QueueConsumer(name, logical_queue=logical_queue or "", **connection.reach()) as consumer:
         while not signals.is_asked and left != 0:
             messages = consumer.receive(min(RECEIVED_AT_ONCE, left or RECEIVED_AT_ONCE), timeout=POLL_S)
             if messages:

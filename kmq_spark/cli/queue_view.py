@@ -83,7 +83,11 @@ def _row(queue: str, settings: Settings) -> dict[str, Any]:
         "queue": queue,
         "partitions": view.queue_topic.partition_count,
         "ready": view.ready.count,
-        "consumers": len(view.consumers.members),
+        "consumers": sum(
+            len(group.members)
+            for group in (view.consumers, *(each.group for each in view.logical.values()))
+            if group is not None
+        ),
         "dead_letters": view.dead_letters.count,
         "tracker_lag": view.tracker.unread.count if view.tracker.positions else None,
         "rules": f"version {stored.version}" if stored is not None else "settings",

@@ -140,6 +140,19 @@ class Cluster:
             members[member.client_id] = members.get(member.client_id, 0) + len(assigned)
         return GroupFacts(name, described.state.name, members, positions)
 
+    def groups(self, prefix: str) -> list[str]:
+        """Return the consumer groups whose names begin with a prefix, as far as this client may see them, sorted."""
+        try:
+            found = answer_of(self.admin.list_consumer_groups(request_timeout=self._timeout), self._timeout)
+        except KafkaException as error:
+            raise client_error(error, "cannot list the consumer groups") from error
+        return sorted(each.group_id for each in found.valid if each.group_id.startswith(prefix))
+
+    def let_go(self, group: str) -> None:
+        """Close the client of a group."""
+        if (client := self._groups.pop(group, None)) is not None:
+            client.close()
+
     def committed(self, group: str, topic: str) -> list[TopicPartition]:
         """
         Return the offsets that a group committed for a topic, with their metadata; empty if this client may not read

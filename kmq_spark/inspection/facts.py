@@ -71,6 +71,13 @@ class GroupFacts:
     positions: Mapping[int, int] = field(default_factory=dict)
 
 
+class LogicalFacts(NamedTuple):
+    """A logical queue: its messages that are ready, and its group; without one, None, nobody reads them."""
+
+    ready: int
+    group: GroupFacts | None
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """
@@ -176,7 +183,8 @@ class QueueView:
     A queue at one moment of this machine's clock. Everything that is said of a queue is judged from this.
 
     All figures come from the log, never from counters of a process: these drift when another process finishes the work.
-    `partitions` is empty where the markers were not folded.
+    `partitions` is empty where the markers were not folded. `ready` has the messages of all logical queues, `logical`
+    those of each but the default one.
     """
 
     queue: str
@@ -187,6 +195,7 @@ class QueueView:
     consumers: GroupFacts
     tracker: TrackerFacts
     ready: Backlog = Backlog()
+    logical: Mapping[str, LogicalFacts] = field(default_factory=dict)
     dead_letters: Backlog = Backlog()
     partitions: Mapping[int, PartitionView] = field(default_factory=dict)
 
@@ -238,6 +247,7 @@ class QueueView:
             "at_ms": self.now_ms,
             "ready": self.ready.count,
             "is_ready_exact": self.ready.is_exact,
+            "ready_of_logical_queues": {name: each.ready for name, each in sorted(self.logical.items())},
             "oldest_ready_at_ms": self.ready.oldest_at_ms,
             "oldest_ready_age_ms": self._age(self.ready.oldest_at_ms),
             "in_flight": self.in_flight,

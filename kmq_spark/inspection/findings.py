@@ -320,13 +320,19 @@ def _fleet(fleet: FleetFacts, queue: str) -> Iterator[Finding]:
 
 
 def _consumers(view: QueueView) -> Iterator[Finding]:
-    group, ready = view.consumers, view.ready.count
+    group, ready = view.consumers, view.ready.count - sum(each.ready for each in view.logical.values())
+    for name, each in view.logical.items():
+        if each.ready and (each.group is None or not each.group.members):
+            what = f"{counted(each.ready, 'message')} of logical queue {name} ready and no consumer of it"
+            repair = f"start workers with logical_queue={name!r}; if the name is wrong, correct its sender"
+            yield Finding("consumers", Level.UNHEALTHY, what, repair)
     members = sum(1 for count in group.members.values() if count)
     if not group.members and ready:
         what = f"{counted(ready, 'message')} ready and no consumer in {group.name}"
         yield Finding("consumers", Level.UNHEALTHY, what, "start workers")
     elif not group.members:
-        yield Finding("consumers", Level.OK, f"none in {group.name}, no message is ready")
+        if not view.logical:
+            yield Finding("consumers", Level.OK, f"none in {group.name}, no message is ready")
     else:
         text = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
         missing = view.queue_topic.partition_count - sum(group.members.values())
@@ -335,6 +341,13 @@ def _consumers(view: QueueView) -> Iterator[Finding]:
             yield Finding("consumers", Level.WARNING, what, "wait for the rebalance")
         else:
             yield Finding("consumers", Level.OK, f"{text}; {counted(ready, 'message')} ready")
+    served = [
+        f"{name} ({counted(len(each.group.members), 'consumer')}, {each.ready} ready)"
+        for name, each in view.logical.items()
+        if each.group is not None and (each.group.members or not each.ready)
+    ]
+    if served:
+        yield Finding("consumers", Level.OK, f"logical queues: {', '.join(served)}")
 
 
 def _removed_messages(view: QueueView) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ Rule 2: A repeated inspection reads only what was appended since the last one.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Self
@@ -17,8 +18,17 @@ from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KafkaClientError, TopicError, WireError
 from kmq_spark.inspection.cluster import Cluster
-from kmq_spark.inspection.facts import Backlog, GroupFacts, ProducersFacts, QueueView, TopicFacts, TrackerFacts
+from kmq_spark.inspection.facts import (
+    Backlog,
+    GroupFacts,
+    LogicalFacts,
+    ProducersFacts,
+    QueueView,
+    TopicFacts,
+    TrackerFacts,
+)
 from kmq_spark.inspection.markers_fold import MarkersFold
+from kmq_spark.inspection.ready import Ready, Span, ready_of
 from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.lookups import LATEST, offsets_of
@@ -36,6 +46,9 @@ if TYPE_CHECKING:
 
     from kmq_spark.config import Reach
     from kmq_spark.core.markers import Marker
+
+MAX_LOGICAL_QUEUES = 50
+"""Logical queues that are looked at: the offsets of each are a request of their own."""
 
 MAX_COUNTED_BACKLOG = 500
 """Maximum backlog that is counted record by record. In a larger one the included control records do not matter."""
@@ -64,6 +77,7 @@ class QueueInspector:
         )
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
+        self._ready_of: dict[int, tuple[Span, Ready]] = {}
         self._ended = ClosedRanges()
         self.folds: dict[int, MarkersFold] = {}
 
@@ -111,8 +125,7 @@ class QueueInspector:
         consumers = GroupFacts(topics.consumer_group)
         if exists:
             consumers = self.cluster.group(topics.consumer_group, queue.name, with_members=with_members)
-        # A consumer without a committed position has started nothing of a partition.
-        starts = {at: max(consumers.positions.get(at, first), first) for at, first in queue.first.items()}
+        ready, logical = self._ready(queue, consumers, with_members=with_members)
         view = QueueView(
             queue=self.queue,
             now_ms=0,
@@ -121,7 +134,8 @@ class QueueInspector:
             dead_letter_topic=letters,
             consumers=consumers,
             tracker=self._tracker(markers) if exists else TrackerFacts(),
-            ready=self.backlog(queue.name, starts, queue.end),
+            ready=ready,
+            logical=logical,
             dead_letters=self._dead_letters(letters),
         )
         folds = self.refresh(on_progress) if exists and with_markers else {}
@@ -183,15 +197,56 @@ class QueueInspector:
     def ready_records(self, limit: int) -> Iterator[Message]:
         """Yield at most *limit* messages that no consumer has started, one partition after the other."""
         (queue,) = self.cluster.topics([self.topics.queue_topic]).values()
-        committed = self.cluster.committed(self.topics.consumer_group, queue.name)
-        positions = {place.partition: place.offset for place in committed}
+        consumers = self.cluster.group(self.topics.consumer_group, queue.name, with_members=False)
         left = limit
-        for partition, first in queue.first.items():
-            start = max(positions.get(partition, first), first)
-            if left and start < queue.end[partition]:
-                for record in islice(self.records(queue.name, {partition: start}), left):
+        for partition, span in self._spans(queue, {"": consumers, **self._logical_groups(queue.name)}).items():
+            if left and span.start < span.end:
+                records = filter(span.is_ready, self.records(queue.name, {partition: span.start}))
+                for record in islice(records, left):
                     left -= 1
                     yield record
+
+    def _ready(
+        self, queue: TopicFacts, consumers: GroupFacts, *, with_members: bool
+    ) -> tuple[Backlog, dict[str, LogicalFacts]]:
+        """Return the messages that no consumer has started: all, and those of each logical queue."""
+        if not queue.partition_count:
+            return Backlog(), {}
+        groups = self._logical_groups(queue.name, with_members=with_members)
+        spans = self._spans(queue, {"": consumers, **groups})
+        for partition, span in spans.items():
+            if self._ready_of.get(partition, (None, None))[0] != span:
+                found = self.records(queue.name, {partition: span.read_from}) if span.start < span.end else ()
+                self._ready_of[partition] = span, ready_of(span, found)
+        ready = {partition: self._ready_of[partition][1] for partition in spans}
+        counts = sum((Counter(each.counts) for each in ready.values()), Counter())
+        oldest = [each.oldest_at_ms for each in ready.values() if each.oldest_at_ms is not None]
+        backlog = Backlog(
+            {partition: sum(each.counts.values()) for partition, each in ready.items() if each.counts},
+            all(each.is_exact for each in ready.values()),
+            min(oldest, default=None),
+        )
+        names = sorted({*groups, *counts} - {""})
+        return backlog, {name: LogicalFacts(counts[name], groups.get(name)) for name in names}
+
+    def _logical_groups(self, topic: str, *, with_members: bool = False) -> dict[str, GroupFacts]:
+        prefix = self.topics.logical_group_prefix
+        found = {}
+        for group in self.cluster.groups(prefix)[:MAX_LOGICAL_QUEUES]:
+            found[group.removeprefix(prefix)] = self.cluster.group(group, topic, with_members=with_members)
+            self.cluster.let_go(group)
+        return found
+
+    @staticmethod
+    def _spans(queue: TopicFacts, groups: Mapping[str, GroupFacts]) -> dict[int, Span]:
+        return {
+            partition: Span.of(
+                first,
+                queue.end.get(partition, first),
+                {name: group.positions.get(partition, first) for name, group in groups.items()},
+            )
+            for partition, first in queue.first.items()
+        }
 
     def records(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
         """Yield every committed record of a topic from these offsets to its end. The caller may stop before the end."""

@@ -97,6 +97,23 @@ def test_peek_shows_logical_queue_and_delay_and_no_more_than_asked_for(queue: Qu
     assert "59 min" in shown
 
 
+def test_logical_queues_are_counted_by_their_own_groups_and_named_where_nobody_reads_them(queue: Queue) -> None:
+    servers, name = queue.bootstrap_servers, queue.name
+    queue.send(*"abc", logical_queue="emails")
+    queue.send("lost", logical_queue="emial")
+    assert kmq(servers, "receive", name, "--logical-queue", "emails", "-n", "2").stdout == "a\nb\n"
+    (row,) = (row for row in json.loads(kmq(servers, "queue", "list", "-o", "json").stdout) if row["queue"] == name)
+    assert row["ready"] == 2
+    rows = json.loads(kmq(servers, "queue", "peek", name, "--ready", "-o", "json").stdout)
+    assert [(row["value"], row["logical_queue"]) for row in rows] == [("c", "emails"), ("lost", "emial")]
+    with consumer_of(queue, logical_queue="emails") as consumer:
+        found = kmq(servers, "doctor", name)
+        receive_all(consumer, 1)[0].ack()
+    assert "1 message of logical queue emial ready and no consumer of it" in found.stdout
+    assert "logical queues: emails (1 consumer, " in found.stdout
+    assert "no consumer in kmq." not in found.stdout
+
+
 def test_lines_go_through_a_queue_and_are_acknowledged(queue: Queue) -> None:
     sent = kmq(queue.bootstrap_servers, "send", queue.name, input_=b"one\ntwo\n\xff\xfe\n")
     assert (sent.exit_code, sent.stderr) == (0, f"sent 3 messages to {queue.name}\n")
