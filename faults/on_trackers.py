@@ -45,10 +45,10 @@ FENCED_TIMEOUT_S = 40.0
 DISK_MIB = 16
 
 
-def _busy_stage(campaign: Campaign, name: str) -> Stage:
+def _busy_stage(campaign: Campaign, name: str, rate: int = RATE) -> Stage:
     """Return a queue whose workers forget much: one takes few at a time, one acks in transactions, one as BUSY says."""
     stage = Stage(campaign, name, is_mixed=True, **BUSY)
-    stage.send(rate=campaign.rate(RATE))
+    stage.send(rate=campaign.rate(rate))
     stage.crew("busy")
     stage.worker("few", size=50)
     stage.worker("transacts", **WAYS["transaction"])
@@ -175,7 +175,8 @@ def duel(campaign: Campaign) -> Stage:
 
 def stalled(campaign: Campaign) -> Stage:
     """F6: a tracker suspended at each step of its start, for 3 and for 12 s, beside the older one."""
-    stage = _busy_stage(campaign, "f6-start")
+    # A start is to take little longer than its stall: there are fourteen.
+    stage = _busy_stage(campaign, "f6-start", rate=20)
     older = stage.tracked(checkpoint="checkpoint-0")
     stalls = [(point, seconds) for point in START_POINTS for seconds in (3.0, LONG_STALL_S)]
     stage.random.shuffle(stalls)
