@@ -137,9 +137,6 @@ _PRODUCER: dict[str, Any] = {
     "message.max.bytes": MAX_MESSAGE_BYTES,
     # The partitioner of Java clients: messages with the same key get the same partition, from any client.
     "partitioner": "murmur2_random",
-    # Without a key each message goes to a random partition. By default a burst of 10 ms goes to one partition, and one
-    # worker does all of it.
-    "sticky.partitioning.linger.ms": 0,
 }
 
 

@@ -11,8 +11,10 @@ Source: librdkafka INTRODUCTION.md, "Message reliability"; confluent-kafka's `pr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import random
 import threading
 import time
 import weakref
@@ -48,6 +50,9 @@ SERVE_S = 0.01
 
 SERVE_EVERY = 100
 """Messages between two polls for delivery reports. A poll costs about a tenth of a send."""
+
+PARTITIONS_READ_EVERY_S = 60.0
+"""How often the number of partitions is read, so that new ones get messages too."""
 
 EXIT_TIMEOUT_S = 30.0
 """How long the end of a process waits for the messages of a producer that was not closed."""
@@ -113,7 +118,7 @@ class QueueProducer:
         self._forks = _forks
         self._errors: list[KmqError] = []
         self._sent_count = 0
-        self._is_closed = self._is_resting = False
+        self._is_closed = self._is_resting = self._is_busy = False
         self._awake = threading.Event()
         self._producer = make_client(
             Producer,
@@ -124,7 +129,9 @@ class QueueProducer:
                 delivery_timeout=seconds("delivery_timeout", delivery_timeout),
             ),
         )
-        if not partition_count(self._producer, self._topic, bootstrap_servers, self._timeout):
+        self._partition_count = partition_count(self._producer, self._topic, bootstrap_servers, self._timeout)
+        self._partitions_read_at_s = time.monotonic()
+        if not self._partition_count:
             message = f"queue {queue!r} does not exist; run `kmq queue create {queue}`"
             raise TopicError(message)
         self._at_exit = weakref.finalize(self, _send_the_rest, self._producer, self._topic, self._errors, _forks)
@@ -201,7 +208,11 @@ class QueueProducer:
                 self._topic, headers, logical_queue=logical_queue, delay=delay, at=at, ttl=ttl
             )  # fmt: skip
         report = self._on_report if on_delivery is None else _DeliveryReport(on_delivery, self._topic)
-        self._produce(value, key, -1 if partition is None else partition, pairs, report)
+        if partition is None:
+            # The client sends all of 10 ms to one partition. That makes large batches of much, but of a few messages
+            # one worker would do all.
+            partition = _random_partition(self._partition_count) if key is None and not self._is_busy else -1
+        self._produce(value, key, partition, pairs, report)
         self._sent_count += 1
         if self._is_resting:
             self._is_resting = False
@@ -298,19 +309,31 @@ class QueueProducer:
     def _serve(self, seen: int) -> int:
         """Serve the delivery reports unless the callers do; return how many messages were sent by now."""
         sent = self._sent_count
-        if sent - seen < SERVE_EVERY:
+        self._is_busy = sent - seen >= SERVE_EVERY
+        if not self._is_busy:
             self._producer.poll(0)
+            self._read_partitions()
         # Set before the count is read again: a send in between sees it, or is seen.
         self._is_resting = not len(self._producer)
         if sent != self._sent_count:
             self._is_resting = False
         return sent
 
+    def _read_partitions(self) -> None:
+        if time.monotonic() - self._partitions_read_at_s > PARTITIONS_READ_EVERY_S:
+            self._partitions_read_at_s = time.monotonic()
+            with contextlib.suppress(KafkaException):
+                found = self._producer.list_topics(self._topic, timeout=1.0).topics[self._topic].partitions
+                self._partition_count = max(self._partition_count, len(found))
+
     def _check_usable(self) -> None:
         check_process(self._forks)
         if self._is_closed:
             message = "producer is closed: got a call after close; create a new one"
             raise UsageError(message)
+
+
+_random_partition = random.Random().randrange  # noqa: S311  # to spread work
 
 
 def _serve_reports(producer: weakref.ref[QueueProducer], awake: threading.Event) -> None:
