@@ -17,6 +17,7 @@ from kmq_spark.cli.shared.common import inspector_of, print_json
 from kmq_spark.cli.shared.options import Connection, seconds
 from kmq_spark.cli.shared.output import Output, OutputForm, rendered, shown, table, width
 from kmq_spark.errors import ConfigError, KmqError
+from kmq_spark.inspection.findings import is_tracker_down
 from kmq_spark.inspection.spans import span
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ NARROW = 100
 
 WIDE = (
     "QUEUE…", ">READY", ">IN FLIGHT", ">OLDEST", ">OVERDUE", ">DEFERRED", ">ACKED/S", ">REDELIVERED/S", ">DEAD",
-    ">TRACKER LAG",
+    ">TRACKER",
 )  # fmt: skip
-SLIM = ("QUEUE…", ">READY", ">FLIGHT", ">OLDEST", ">ACK/S", ">DEAD", ">LAG")
+SLIM = ("QUEUE…", ">READY", ">FLIGHT", ">OVERDUE", ">ACK/S", ">REDEL/S", ">DEAD", ">TRACKER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def _table(frame: Frame, columns: int) -> Table:
     rows = [_row(view, frame.rates.get(queue, {})) for queue, view in frame.views.items()]
     if columns >= NARROW:
         return table(WIDE, rows)
-    return table(SLIM, [tuple(row[place] for place in (0, 1, 2, 3, 6, 8, 9)) for row in rows])
+    return table(SLIM, [tuple(row[place] for place in (0, 1, 2, 4, 6, 7, 8, 9)) for row in rows])
 
 
 def _row(view: QueueView, rates: dict[str, float]) -> Sequence[str]:
@@ -164,8 +165,16 @@ def _row(view: QueueView, rates: dict[str, float]) -> Sequence[str]:
         _rate(rates, "acked"),
         _rate(rates, "redelivered"),
         str(figures["dead_letters"]),
-        str(figures["tracker_lag"]),
+        _tracker(view, figures["tracker_lag"]),
     )
+
+
+def _tracker(view: QueueView, lag: int) -> str:
+    """Return how far the tracker is behind, or that none runs."""
+    at_ms = view.tracker.heartbeat_at_ms
+    if is_tracker_down(view):
+        return "never ran" if at_ms is None else f"down {span(max(0, view.now_ms - at_ms))}"
+    return f"{lag} behind" if lag else view.life.value
 
 
 def _rate(rates: dict[str, float], name: str) -> str:

@@ -256,6 +256,7 @@ class QueueView:
             "oldest_in_flight_age_ms": self._age(self.oldest_in_flight_at_ms),
             "overdue": self.overdue(),
             "dead_letters": self.dead_letters.count,
+            "tracker": self.life.value,
             "tracker_lag": self.tracker.unread.count if self.tracker.positions else self.markers_topic.size,
             "counted": self.counted,
         }
