@@ -181,7 +181,8 @@ def _close_letters(
 ) -> RedriveSummary:
     summary = RedriveSummary()
     log = DeadLetterLog(layout, **reach)
-    with closing(Redriver(layout, to=to, to_partition_count=to_partition_count, **reach)) as redriver:
+    redriver = Redriver(layout, to=to, to_partition_count=to_partition_count, topic_id=log.topic_id(), **reach)
+    with closing(redriver):
         state = log.state(redriver.ends)
 
         def closable() -> Iterator[DeadLetter]:

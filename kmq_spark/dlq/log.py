@@ -16,15 +16,15 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.closed import ClosedRanges
-from kmq_spark.core.markers import MarkerType
-from kmq_spark.errors import TopicError, WireError
+from kmq_spark.dlq.ends import LetterEnds
+from kmq_spark.errors import TopicError
 from kmq_spark.kafka.log_reader import LogReader, read_committed
-from kmq_spark.kafka.lookups import bounds_of
+from kmq_spark.kafka.lookups import bounds_of, topic_id_of
 from kmq_spark.kafka.payloads import PayloadReader
-from kmq_spark.kafka.settings import make_client, new_client_id, reader_config
-from kmq_spark.wire.codec import decode_marker
+from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 from kmq_spark.wire.dead_letter import DeadLetter, dead_letter_of
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class DeadLetterLog:
         self._layout = layout
         self._timeout = timeout
         # The consumer joins no group and commits nothing, but librdkafka requires a `group.id`, and ACLs may name it.
+        self._admin_config = admin_config(bootstrap_servers, extra=extra)
         self._config = reader_config(bootstrap_servers, self._topics.redrive_id, new_client_id("redrive"), extra)
 
     def state(self, ends: Mapping[int, int] | None = None) -> LetterState:
@@ -72,31 +73,18 @@ class DeadLetterLog:
 
         Raises:
             KafkaClientError: The broker cannot be reached, or no record arrived in time.
-            TopicError: The dead-letter topic was deleted and created again.
         """
-        closed = ClosedRanges()
+        found = LetterEnds(self.topic_id())
         topic, partitions = self._topics.redrive_topic, range(self._layout.redrive_partition_count)
         patience_s = 0 if ends is None else None  # who only looks does not wait for an open transaction
         for record in read_committed(self._config, topic, partitions, self._timeout, ends=ends, patience_s=patience_s):
-            try:
-                marker = decode_marker(record.value())
-            except WireError as error:
-                logger.warning(
-                    "skipping %s[%s]@%s, which is not a marker: %s", topic, record.partition(), record.offset(), error
-                )
-                continue
-            if marker.type is MarkerType.END:
-                closed.add(marker.queue_partition, marker.ranges)
-        bounds = self._bounds()
-        for partition, (_, end) in bounds.items():
-            if closed.end(partition) > end:
-                message = (
-                    f"topic {topic!r} does not match {self._topics.dead_letter_topic!r}: got ENDs up to offset "
-                    f"{closed.end(partition)} of partition {partition}, which ends at {end}; if the dead-letter topic "
-                    f"was deleted and created again, delete {topic!r} too"
-                )
-                raise TopicError(message)
-        return LetterState(closed, bounds)
+            found.add(record)
+        return LetterState(found.closed, self._bounds())
+
+    def topic_id(self) -> str:
+        """Return the id of the dead-letter topic; empty where the broker does not say one."""
+        admin = make_client(AdminClient, self._admin_config)
+        return topic_id_of(admin, self._topics.dead_letter_topic, self._timeout)
 
     def _bounds(self) -> dict[int, tuple[int, int]]:
         consumer = make_client(Consumer, self._config)

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.core.ranges import cut_ranges
+from kmq_spark.dlq.ends import own_record
 from kmq_spark.errors import FencedError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.own_record import write_own
@@ -90,7 +91,7 @@ class RedriveSummary:
 
 class Redriver:
     """
-    Redrives dead letters of one queue to *to*, or purges them (*to* is None).
+    Redrives dead letters of one queue to *to*, or purges them (*to* is None). *topic_id* is that of their topic.
 
     Attributes:
         ends: Offset behind the own record in each partition of the redrive topic.
@@ -106,6 +107,7 @@ class Redriver:
         *,
         to: QueueTopics | None,
         to_partition_count: int,
+        topic_id: str,
         bootstrap_servers: str,
         timeout: float,
         extra: Mapping[str, str] | None = None,
@@ -128,14 +130,8 @@ class Redriver:
         # The broker compares a whole batch with the topic's `max.message.bytes`, and rejects the whole batch.
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
         self._producer = TransactionalProducer(config, timeout, role="redrive")
-        tick = encode_marker(Marker(MarkerType.TICK))
-        self.ends = write_own(
-            self._producer,
-            [
-                OutgoingRecord(self._topics.redrive_topic, partition, None, tick, [])
-                for partition in range(layout.redrive_partition_count)
-            ],
-        )
+        topic, partitions = self._topics.redrive_topic, range(layout.redrive_partition_count)
+        self.ends = write_own(self._producer, [own_record(topic, each, topic_id) for each in partitions])
 
     def close(self) -> None:
         """Drop unsent records. An open transaction is never committed: the next producer, or the broker, aborts it."""

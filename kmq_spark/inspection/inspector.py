@@ -13,9 +13,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
-from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.events import LoggedMarker
-from kmq_spark.core.markers import MarkerType
+from kmq_spark.dlq.ends import LetterEnds
 from kmq_spark.errors import KafkaClientError, TopicError, WireError
 from kmq_spark.inspection.cluster import Cluster
 from kmq_spark.inspection.facts import (
@@ -31,7 +30,7 @@ from kmq_spark.inspection.markers_fold import MarkersFold
 from kmq_spark.inspection.ready import Ready, Span, ready_of
 from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader
-from kmq_spark.kafka.lookups import LATEST, offsets_of
+from kmq_spark.kafka.lookups import LATEST, offsets_of, topic_id_of
 from kmq_spark.kafka.positions import Heartbeat, Position
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config
@@ -78,7 +77,7 @@ class QueueInspector:
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
         self._ready_of: dict[int, tuple[Span, Ready]] = {}
-        self._ended = ClosedRanges()
+        self._ended: LetterEnds | None = None
         self.folds: dict[int, MarkersFold] = {}
 
     def close(self) -> None:
@@ -293,11 +292,12 @@ class QueueInspector:
             return {}
         reader = self._reader(topic)
         # Read only what was appended since the last call: the redrive topic is kept without limit.
+        if self._ended is None:
+            self._ended = LetterEnds(topic_id_of(self.cluster.admin, letters.name, self._timeout))
         for record in reader.read({partition: reader.positions.get(partition, 0) for partition in metadata.partitions}):
-            marker = _marker_of(record)
-            if marker is not None and marker.type is MarkerType.END:
-                self._ended.add(marker.queue_partition, marker.ranges)
-        return {partition: self._ended.count(partition, first) for partition, first in letters.first.items()}
+            self._ended.add(record)
+        closed = self._ended.closed
+        return {partition: closed.count(partition, first) for partition, first in letters.first.items()}
 
     def _committed(self) -> list[TopicPartition]:
         return self.cluster.committed(self.topics.tracker_group, self.topics.markers_topic)

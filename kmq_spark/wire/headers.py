@@ -61,6 +61,8 @@ GENERATION = "kmq-generation"
 SEQUENCE = "kmq-sequence"
 """Sequence number of the message among all messages that the producer committed; the first is 1, without gaps."""
 
+TOPIC_ID = "kmq-topic-id"
+"""Of the own record of a redrive: id of the dead-letter topic to whose letters the ENDs behind it belong."""
 DLQ_PREFIX = "__dlq.errors."
 DLQ_TOPIC = "__dlq.errors.topic"
 DLQ_PARTITION = "__dlq.errors.partition"
