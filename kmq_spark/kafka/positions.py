@@ -21,13 +21,15 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import retry_until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class Position(NamedTuple):
         is_after_gap: Whether markers below the position were removed and there is no proof that a tracker had read
             them. It stays true until a marker after the gap was folded.
         clock: Clock of the partition at `needed_offset`, for a rebuild.
+        queue_id: Topic id of the queue topic, to whose messages the markers belong. Empty if unknown.
     """
 
     next_offset: int
@@ -110,12 +113,15 @@ class Position(NamedTuple):
     topic_id: str = ""
     is_after_gap: bool = False
     clock: ClockStart = ClockStart()
+    queue_id: str = ""
 
     def to_topic_partition(self, topic: str, partition: int, heartbeat: Heartbeat | None = None) -> TopicPartition:
         """Return the position as the offset and metadata to commit."""
         metadata: dict[str, Any] = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
         if self.topic_id:
             metadata["topic"] = self.topic_id
+        if self.queue_id:
+            metadata["queue"] = self.queue_id
         if self.is_after_gap:
             metadata["gap"] = True
         if heartbeat is not None:
@@ -146,6 +152,7 @@ class Position(NamedTuple):
                 topic_id,
                 is_after_gap,
                 clock,
+                str(metadata.get("queue", "")),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls(committed.offset, 0)
@@ -167,6 +174,7 @@ class ResumePoint:
         is_other_topic: Whether a tracker has committed offsets for another topic of this name: its topic id differs, or
             it was longer.
         topic_id: Topic id of the markers topic; empty if the broker does not return one.
+        queue_id: Topic id of the queue topic, likewise.
         unproven_gaps: First marker to read in each partition with `is_after_gap`: markers below it were removed and
             there is no proof that a tracker had read them.
     """
@@ -177,6 +185,7 @@ class ResumePoint:
     has_no_position: bool = False
     is_other_topic: bool = False
     topic_id: str = ""
+    queue_id: str = ""
     unproven_gaps: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -218,10 +227,12 @@ class LogBeginning(NamedTuple):
     Attributes:
         first: First offset of each partition.
         topic_id: Topic id; empty if unknown.
+        queue_id: Topic id of the queue topic; empty if unknown.
     """
 
     first: Mapping[int, int]
     topic_id: str
+    queue_id: str = ""
 
 
 class TrackerPositions:
@@ -231,14 +242,14 @@ class TrackerPositions:
         self,
         config: Mapping[str, Any],
         admin: AdminClient,
-        markers_topic: str,
+        topics: QueueTopics,
         partition_count: int,
         timeout: float,
     ) -> None:
         self._consumer = make_client(Consumer, config)
         self._config = config
         self._admin = admin
-        self._topic = markers_topic
+        self._topic, self._queue_topic = topics.markers_topic, topics.queue_topic
         self._partitions = range(partition_count)
         self._timeout = timeout
 
@@ -268,11 +279,25 @@ class TrackerPositions:
         # The id first: if a client has no connection yet, and its first request is for offsets, librdkafka may look for
         # the leaders only after 1 or 3 s (`rd_kafka_topic_partition_list_query_leaders_async`).
         topic_id = topic_id_of(self._admin, self._topic, self._timeout)
-        return LogBeginning(self._offsets(EARLIEST), topic_id)
+        return LogBeginning(self._offsets(EARLIEST), topic_id, self.queue_id())
+
+    def queue_id(self) -> str:
+        """Return the topic id of the queue topic; empty if the broker does not return one."""
+        return topic_id_of(self._admin, self._queue_topic, self._timeout)
+
+    def check_queue_id(self, known: str, found: str) -> None:
+        """Raise TopicError if the queue topic is another one than that of the messages in flight."""
+        if known and found and known != found:
+            message = (
+                f"topic {self._queue_topic!r} was deleted and created again, {self._topic!r} was not: in flight are "
+                f"messages that are gone, and others have their offsets; delete {self._topic!r} too, and run "
+                f"`kmq queue create {self._queue_topic}`"
+            )
+            raise TopicError(message)
 
     def resume_point(self, beginning: LogBeginning) -> ResumePoint:
         """Return where to begin."""
-        first, topic_id = beginning
+        first, topic_id, queue_id = beginning
         end = self._offsets(LATEST)
         committed = _positions(self._committed())
         positions, starting_offsets, removed, unproven_gaps = {}, {}, {}, {}
@@ -285,6 +310,8 @@ class TrackerPositions:
                     self._topic, reason, partition, extra={"action": "topic_anew"},
                 )  # fmt: skip
                 position, is_other_topic = None, True
+            if position is not None:
+                self.check_queue_id(position.queue_id, queue_id)
             if position is None:
                 position = Position(first[partition], first[partition], is_after_gap=first[partition] > 0)
             if position.is_after_gap:
@@ -297,7 +324,7 @@ class TrackerPositions:
                     "retention removed markers %d to %d of %s[%d], needed to rebuild the state; raise retention.ms",
                     position.needed_offset, first[partition] - 1, self._topic, partition,
                 )  # fmt: skip
-            positions[partition] = position._replace(topic_id=topic_id)
+            positions[partition] = position._replace(topic_id=topic_id, queue_id=queue_id)
             starting_offsets[partition] = max(position.needed_offset, first[partition])
         return ResumePoint(
             positions,
@@ -306,6 +333,7 @@ class TrackerPositions:
             has_no_position=all(position.is_after_gap for position in committed.values()),
             is_other_topic=is_other_topic,
             topic_id=topic_id,
+            queue_id=queue_id,
             unproven_gaps=unproven_gaps,
         )
 

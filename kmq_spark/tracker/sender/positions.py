@@ -27,13 +27,14 @@ class SenderPositions:
     Attributes:
         current: Positions that the next commit contains, by markers partition.
         committed: Positions that are committed, by markers partition.
+        queue_id: Topic id of the queue topic when the tracker began; empty if unknown.
     """
 
     def __init__(self, tracker_id: str) -> None:
         self._tracker_id = tracker_id
         self.current: dict[int, Position] = {}
         self.committed: dict[int, Position] = {}
-        self._topic_id = ""
+        self._topic_id = self.queue_id = ""
         self._statuses: dict[int, Status] = {}
         self._reported_partitions: frozenset[int] = frozenset()  # partitions that a batch since `load` has reported on
 
@@ -41,7 +42,7 @@ class SenderPositions:
         """Begin where a tracker begins."""
         self.current = {p: at._replace(tracker_id=self._tracker_id) for p, at in resume.positions.items()}
         self.committed = dict(resume.positions)
-        self._topic_id = resume.topic_id
+        self._topic_id, self.queue_id = resume.topic_id, resume.queue_id
         self._statuses, self._reported_partitions = {}, frozenset()
 
     @property
@@ -65,6 +66,7 @@ class SenderPositions:
                 rules=status.needed_rules,
                 topic_id=self._topic_id,
                 clock=status.needed_clock,
+                queue_id=self.queue_id,
             )
 
     def advance_idle(self, read_to: Mapping[int, int]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
-from kmq_spark.errors import FencedError
+from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.sender import redelivery
@@ -134,3 +135,20 @@ def test_decisions_of_another_term_are_not_sent(make_sender: Callable[[], Stampi
     assert sender.unread == {0, 1}
     assert sender.deliver([outcome(due(0))]).redelivered == 1
     assert sender.unread == {1}
+
+
+def test_tracker_of_a_queue_topic_that_was_created_again_is_refused_and_one_that_runs_ends(
+    make_sender: Callable[[], StampingSender], bootstrap_servers: str, layout: QueueLayout
+) -> None:
+    """The new messages have the offsets of those in flight: they would be sent again though nobody has taken them."""
+    sender = make_sender()
+    sender.open()
+    admin, queue = AdminClient({"bootstrap.servers": bootstrap_servers}), layout.topics.queue_topic
+    for future in admin.delete_topics([queue]).values():
+        future.result(10)
+    create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=2)
+    told = f"topic '{queue}' was deleted and created again, '{queue}.markers' was not: .*; delete '{queue}.markers' too"
+    with pytest.raises(TopicError, match=told):
+        sender.tend({})
+    with pytest.raises(TopicError, match=told):
+        make_sender().open()

@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.kafka.positions import TrackerPositions
+from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import admin_config, reader_config
 
 if TYPE_CHECKING:
@@ -38,6 +39,6 @@ def test_first_request_of_a_starting_tracker_is_not_for_offsets(queue: Queue) ->
     """While a client connects, librdkafka may answer a request for offsets only after 3 s."""
     admin = RecordingAdmin(admin_config(queue.bootstrap_servers, "test"))
     reading = reader_config(queue.bootstrap_servers, f"kmq.{queue.name}.tracker")
-    beginning = TrackerPositions(reading, admin, f"{queue.name}.markers", 1, 10).beginning()
+    beginning = TrackerPositions(reading, admin, QueueTopics(queue.name), 1, 10).beginning()
     assert beginning.first == {0: 0}
-    assert admin.requests == ["topics", "offsets"]
+    assert admin.requests == ["topics", "offsets", "topics"]
