@@ -67,9 +67,6 @@ LINGER_MS = 5
 
 UNREADABLE_LOG_INTERVAL_S = 60.0
 
-TOPIC_CHECK_S = 30.0
-"""How often a running tracker looks whether the queue topic is still the same."""
-
 FENCED_WAIT_S = 2.0
 """
 How long a fenced tracker reads on for the TERM of a newer one. Without one it looks who committed last. If that was
@@ -118,7 +115,6 @@ class RedeliverySender:
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
         self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout)
         self._unreadable_limit = RateLimit(UNREADABLE_LOG_INTERVAL_S)
-        self._topic_check = RateLimit(TOPIC_CHECK_S)
         admin = make_client(AdminClient, admin_config(bootstrap_servers, self.tracker_id, extra))
         self._tracker_positions = TrackerPositions(
             reading, admin, layout.topics, layout.partition_count, self._limits.timeout
@@ -209,9 +205,6 @@ class RedeliverySender:
         are still needed.
         """
         changed = self._rules.changed()
-        if self._topic_check.allows():
-            with contextlib.suppress(KafkaClientError):
-                self._tracker_positions.check_queue_id(self._positions.queue_id, self._tracker_positions.queue_id())
         with self._lock:
             if changed is not None:
                 self._guarded(lambda: self._write_rules(changed))
@@ -220,6 +213,10 @@ class RedeliverySender:
                 # Also without a change: this is the heartbeat, and Kafka deletes offsets that are not committed for a
                 # week.
                 self._guarded(lambda: self._transact(positions=list(self._positions.current)))
+
+    def check_queue_topic(self) -> None:
+        """Raise TopicError if the queue topic was deleted and created again since the tracker began."""
+        self._tracker_positions.check_queue_id(self._positions.queue_id, self._tracker_positions.queue_id())
 
     def close(self, *, is_stopped: bool = False) -> None:
         """

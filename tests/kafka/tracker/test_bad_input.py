@@ -68,28 +68,49 @@ def test_missing_topic_is_reported_with_the_command_that_makes_it(stage: Stage) 
     assert f"topic {topics.dead_letter_topic!r} does not exist; run `kmq queue create {stage.queue}`" in line
 
 
-def test_markers_topic_with_the_wrong_clock_is_reported_with_its_repair(stage: Stage) -> None:
-    """With CreateTime the tracker would depend on the clock of every consumer."""
-    entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+def set_clock(stage: Stage, kind: str) -> None:
+    """Set which times the markers topic has, and wait until the broker says so."""
+    entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource("topic", stage.layout.topics.markers_topic, incremental_configs=[entry])
-    admin = admin_of(stage)
+    admin = admin_of(stage)  # the futures of a client that is gone never complete
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
+    assert wait_until(lambda: is_refused(stage) is (kind == "CreateTime"))
+
+
+def is_refused(stage: Stage) -> bool:
+    """Return whether the topics of the queue do not fit."""
+    try:
+        check_queue(stage.queue, bootstrap_servers=stage.bootstrap_servers)
+    except TopicError:
+        return True
+    return False
+
+
+def test_markers_topic_with_the_wrong_clock_is_reported_with_its_repair(stage: Stage) -> None:
+    """With CreateTime the tracker would depend on the clock of every consumer."""
+    set_clock(stage, "CreateTime")
     line = refusal(stage)
     assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh --alter" in line
 
 
+def test_clock_that_is_changed_under_a_running_tracker_is_trouble_until_it_is_right_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmq_spark.tracker.queue_tracker.TOPIC_CHECK_S", 0.5)
+    with stage.tracking() as tracker:
+        set_clock(stage, "CreateTime")
+        assert wait_until(lambda: "has message.timestamp.type=CreateTime, must be LogAppendTime" in tracker.trouble())
+        set_clock(stage, "LogAppendTime")
+        stage.send("a")
+        with stage.consumer(lease=1) as consumer:
+            receive_all(consumer, 1)
+            assert wait_until(lambda: not tracker.trouble())
+
+
 def test_unequal_partitions_are_reported_with_the_topic_to_grow(stage: Stage) -> None:
     grow(stage, 4, stage.layout.topics.queue_topic)
-
-    def is_seen() -> bool:
-        try:
-            check_queue(stage.queue, bootstrap_servers=stage.bootstrap_servers)
-        except TopicError:
-            return True
-        return False
-
-    assert wait_until(is_seen)
+    assert wait_until(lambda: is_refused(stage))
     assert f"they must be equal; run `kafka-topics.sh --alter --topic {stage.queue}.markers --partitions 4" in refusal(
         stage
     )

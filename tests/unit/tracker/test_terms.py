@@ -198,13 +198,6 @@ class Positions:
         at = self._broker.positions.get(0, Position(0, 0))
         return ResumePoint({0: at}, {0: at.needed_offset}, topic_id="id")
 
-    def queue_id(self) -> str:
-        """Return the id of a topic that is never created again."""
-        return "id"
-
-    def check_queue_id(self, _known: str, _found: str) -> None:
-        """As above."""
-
     def group_metadata(self) -> object:
         """Any object will do."""
         return object()
