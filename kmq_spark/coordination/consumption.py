@@ -3,7 +3,8 @@ Consume a topic with claims: one owner a partition, in order, from the position 
 
 Rule 1: partition `n` of topic `clicks` is the resource `clicks/n`; its position is the next Kafka offset.
 Rule 2: at least once: the position moves when a batch is done, and goes with the next heartbeat. At most once: a batch
-is handed out after its end was claimed and its position was read back from the log.
+is handed out after its end was claimed and its position was read back from the log; if that is refused while the claim
+stands, it is fetched again.
 Rule 3: what was fetched under a claim that is over is dropped.
 
 Source: Marshal `consumer.go`, `claim.go`; its at most once is a to-do.
@@ -21,7 +22,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.durations import milliseconds
-from kmq_spark.errors import ClaimLostError, ConfigError, KmqError, TopicError
+from kmq_spark.errors import ClaimLostError, ConfigError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.client_errors import DENIED, MISSING, client_error
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
@@ -158,6 +159,7 @@ class Consumption:
 
     Raises:
         ConfigError: A value is out of bounds.
+        UsageError: The coordinator has a consumption of this topic already: both would read the same partitions.
     """
 
     def __init__(
@@ -185,6 +187,10 @@ class Consumption:
         self._behind_s = 0.0
         if release_if_behind is not None:
             self._behind_s = milliseconds("release_if_behind", release_if_behind, 1_000, _DAY_MS) / 1000
+        if topic in coordinator.consumed_topics:
+            message = f"topic {topic!r} is consumed already: got a second consumption; use one for each coordinator"
+            raise UsageError(message)
+        coordinator.consumed_topics.add(topic)
         self._coordinator, self._topic, self._mode = coordinator, topic, mode
         self._max_messages, self._most_claims, self._auto_ack = max_messages, most_claims, auto_ack
         config = reader_config(
@@ -250,6 +256,7 @@ class Consumption:
         self._claims.clear()
         self._fetched.clear()
         self._client.close()
+        self._coordinator.consumed_topics.discard(self._topic)
 
     def _done(self) -> None:
         """Acknowledge the batch that was handed out."""
@@ -282,6 +289,11 @@ class Consumption:
                 try:
                     claim.claim_messages(batch.end)
                 except ClaimLostError:
+                    if claim.is_held:
+                        # Refused while the claim stands, as in a pause of the group: fetched again.
+                        self._client.incremental_unassign([TopicPartition(self._topic, partition)])
+                        self._begin(partition, claim)
+                        time.sleep(_POLL_S)
                     continue
                 self._commit_to_kafka(batch)
             else:

@@ -162,6 +162,8 @@ class Coordinator:
             raise ConfigError(f"{fault}; correct the arguments of Coordinator")
         self._assign, self._on_change = assign, on_change
         self._topic, self._timeout_s = topic, milliseconds("timeout", timeout) / 1000
+        self.consumed_topics: set[str] = set()
+        self.has_running_tasks = False
         self._session: Session | None = None
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
@@ -220,9 +222,11 @@ class Coordinator:
         Stop. First of all, every claim ends. A second call does nothing.
 
         Args:
-            leave: Whether to release the claims and leave the group. If False, the claims stay until 2T have passed; a
-                process that starts before with the same client id and `fast_reclaim` takes them over.
+            leave: Whether to release the claims and leave the group. If False, or while a handler of a stopped
+                `TaskRunner` still runs, the claims stay until 2T have passed; a process that starts before with the
+                same client id and `fast_reclaim` takes them over.
         """
+        leave = leave and not self.has_running_tasks
         session, channel, thread, caller = self._session, self._channel, self._thread, self._caller
         self._session = self._channel = self._thread = self._caller = None
         if session is not None:

@@ -127,6 +127,13 @@ class TaskRunner:
         for _, thread in list(self._running.values()):
             thread.join(max(0.0, until_s - time.monotonic()))
         self._end_finished()
+        if self._running:
+            # A LEAVE would give the task to another member while it runs here.
+            self._coordinator.has_running_tasks = True
+            logger.warning(
+                "tasks still run after the stop, their claims are kept until they lapse: %s", ", ".join(self.running),
+                extra={"action": "tasks_running"},
+            )  # fmt: skip
 
     def _run(self) -> None:
         """Start and stop tasks until stopped, or until the session is over; in a thread."""

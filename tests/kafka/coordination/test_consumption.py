@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.coordination import Consumption, Coordinator
-from kmq_spark.errors import ClaimLostError, ConfigError, TopicError
+from kmq_spark.coordination import Claim, Consumption, Coordinator
+from kmq_spark.errors import ClaimLostError, ConfigError, TopicError, UsageError
 from kmq_spark.kafka.settings import reader_config
 from tests.kafka.coordination.conftest import Make
 
@@ -139,6 +139,36 @@ def test_batch_of_a_process_that_died_is_not_delivered_again_at_most_once(clicks
     rest = clicks.consume(clicks.member("b"), mode="at-most-once", max_messages=2, idle=8)
     assert handed_out + rest == [0, 3, 6, 9]
     consumption.close()
+
+
+def test_second_consumption_of_a_topic_by_one_member_is_refused(clicks: Clicks) -> None:
+    """Both would read the partitions that the member has claimed."""
+    member = clicks.member("a")
+    with (
+        Consumption(member, clicks.topic),
+        pytest.raises(UsageError, match=f"topic '{clicks.topic}' is consumed already"),
+    ):
+        Consumption(member, clicks.topic)
+    Consumption(member, clicks.topic).close()
+
+
+def test_batch_that_is_refused_while_its_claim_stands_is_fetched_again(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause of the group refuses it, for a moment; the batches behind it would move the position past it."""
+    clicks.send(*range(0, 60, 3))
+    claim_messages, refused = Claim.claim_messages, list[int]()
+
+    def refuse_twice(claim: Claim, end: int, **options: Any) -> None:
+        if len(refused) < 2:
+            refused.append(end)
+            message = "messages changed nothing: group_paused; stop working on it"
+            raise ClaimLostError(message, resource=claim.resource, epoch=claim.epoch)
+        claim_messages(claim, end, **options)
+
+    monkeypatch.setattr(Claim, "claim_messages", refuse_twice)
+    found = clicks.consume(clicks.member("a"), mode="at-most-once", max_messages=4)
+    assert (found, len(refused)) == (list(range(0, 60, 3)), 2)
 
 
 def test_partitions_of_a_member_that_is_stuck_go_to_another(clicks: Clicks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -184,6 +185,28 @@ def test_task_runs_in_one_process_at_a_time(make: Make) -> None:
         # Never two at once: each begin is followed by its own end.
         assert [(client_id, "end") for client_id, _ in begins] == ends
         assert begins[-1][0] == "b"
+
+
+def test_task_that_outlasts_the_stop_keeps_its_claim_when_its_member_is_closed(make: Make) -> None:
+    """A LEAVE would let another member run it beside this one."""
+    first, second = make("a"), make("b")
+    returned = threading.Event()
+
+    def outlast(_task: RunningTask) -> None:
+        returned.wait(COMES_S)
+
+    first.add_task("t")
+    runners = [TaskRunner(each, outlast) for each in (first, second)]
+    for runner in runners:
+        runner.start()
+    assert wait_until(lambda: any(runner.running for runner in runners))
+    (mine,) = (number for number in range(2) if runners[number].running)
+    runners[mine].stop(timeout=0.1)
+    (first, second)[mine].close()
+    view = (first, second)[1 - mine].view()
+    assert view.holder("t") == "ab"[mine]
+    returned.set()
+    runners[1 - mine].stop()
 
 
 # Snapshots.
