@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING
 
+from kmq_spark.errors import SetupError
 from kmq_spark.spark.queries import run_together
 from kmq_spark.tracker.metrics import serving_metrics
 from kmq_spark.tracker.queue_tracker import QueueTracker
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
 
 
+FILES_A_QUEUE, FILES_BESIDE = 50, 150
+"""Open files of this process: counted 45 for each queue, most of them connections."""
+
+
 class TrackerService:
     """
     The trackers of several queues in one Spark application. Each has its own query, checkpoint and transactional id.
@@ -25,6 +31,7 @@ class TrackerService:
     """
 
     def __init__(self, spark: SparkSession, queues: Sequence[str], settings: Settings) -> None:
+        allow_open_files(len(queues))
         self._settings = settings
         self.trackers = [QueueTracker(spark, queue, settings) for queue in queues]
 
@@ -37,3 +44,18 @@ class TrackerService:
         """Run all trackers until `stop`. When one fails for good, the others go on; its error is raised at the end."""
         with serving_metrics(self.trackers, self._settings):
             run_together(self.trackers, ends_all=False)
+
+
+def allow_open_files(queue_count: int) -> None:
+    """Raise this process's limit of open files to what so many queues need. SetupError: the system allows fewer."""
+    wanted = FILES_BESIDE + FILES_A_QUEUE * queue_count
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        most = max(0, hard - FILES_BESIDE) // FILES_A_QUEUE
+        message = (
+            f"too many queues for one process: got {queue_count}; expected at most {most} with {hard} open files; "
+            "raise the limit (`ulimit -Hn`, LimitNOFILE of systemd), or share the queues among several trackers"
+        )
+        raise SetupError(message)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

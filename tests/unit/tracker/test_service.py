@@ -1,0 +1,38 @@
+"""One process for many queues."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from kmq_spark.errors import SetupError
+from kmq_spark.tracker.service import allow_open_files
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The limits of open files of a process, soft and hard."""
+    limits = [1_024, 4_096]
+
+    def change(_kind: int, wanted: tuple[int, int]) -> None:
+        limits[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", change)
+    return limits
+
+
+def test_limit_of_open_files_is_raised_as_far_as_the_queues_need(limits: list[int]) -> None:
+    allow_open_files(10)
+    assert limits == [1_024, 4_096]
+    allow_open_files(50)
+    assert limits == [2_650, 4_096]
+
+
+def test_more_queues_than_the_system_allows_are_refused_with_the_number(limits: list[int]) -> None:
+    with pytest.raises(SetupError, match=r"got 100; expected at most 78 with 4096 open files; raise the limit"):
+        allow_open_files(100)
+    limits[:] = [1_024, resource.RLIM_INFINITY]
+    allow_open_files(100)
+    assert limits == [5_150, resource.RLIM_INFINITY]
