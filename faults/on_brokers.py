@@ -176,6 +176,7 @@ def grown(campaign: Campaign) -> Stage:
             stage.done(stage.admin.create_partitions([NewPartitions(topic, count)]))
             stage.injected("partitions added", topic=topic, count=count)
             time.sleep(2)
+        stage.markers.list_topics(f"{stage.queue}.markers", timeout=30)  # the client learns of the new partitions
         write(stage, b"\xff no marker", count - 1)
         # A second producer and a second crew see the new partitions at once; the first ones when they look again.
         stage.send(rate=campaign.rate(50))
