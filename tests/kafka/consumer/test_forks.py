@@ -22,6 +22,10 @@ from kmq_spark import QueueConsumer
 
 fork = multiprocessing.get_context("fork")
 
+def sleep(sleeps):
+    sleeps.set()
+    time.sleep(60)
+
 def child(what):
     pid = os.fork()
     if pid:
@@ -38,8 +42,10 @@ def handle(message):
         codes.append(child(what))
         if os.getpid() != parent:
             return
-    sleeper = fork.Process(target=time.sleep, args=(60,))
+    sleeps = fork.Event()
+    sleeper = fork.Process(target=sleep, args=(sleeps,))
     sleeper.start()
+    sleeps.wait()  # Python forgets a signal that comes while it makes the child
     sleeper.terminate()
     sleeper.join()
     with fork.Pool(2) as pool:
