@@ -66,6 +66,9 @@ ended without an end marker (KAFKA-20734). Transactions of kmq-spark are shorter
 
 WARN_INTERVAL_S = 60.0
 
+TOPIC_CHECK_S = 30.0
+"""How often a running tracker checks what it checks at its start: that the topics exist, fit and are the same ones."""
+
 _LOOK_S = 0.05
 
 
@@ -91,6 +94,7 @@ class QueueTracker(RestartedQuery):
         self._failures_without_batch = 0
         self._run: _Run | None = None
         self._snapshot_warning_limit = RateLimit(WARN_INTERVAL_S)
+        self._topic_check = RateLimit(TOPIC_CHECK_S)
         self.snapshot_lag = 0
         self.stats = TrackerStats()
         self.gives_way_s = 0.0
@@ -126,6 +130,7 @@ class QueueTracker(RestartedQuery):
         """Take over the queue, and start the query."""
         began_s = time.monotonic()
         layout = check_queue(self._queue, **self._settings.kafka.reach())
+        self._topic_check.allows()  # not again at once
         # Before the sender is opened: the ticker's client needs half a second until it can write, and redelivery is
         # away from the moment at which the older tracker is fenced.
         ticker = ticker_of(self._settings, layout)
@@ -274,6 +279,11 @@ class QueueTracker(RestartedQuery):
                     self._queue, self.snapshot_lag, self._checkpoint,
                     extra={"action": "snapshot_late", "queue": self._queue},
                 )  # fmt: skip
+            if self._topic_check.allows():
+                # A broker that does not answer is noticed elsewhere.
+                with contextlib.suppress(KafkaClientError):
+                    check_queue(self._queue, **self._settings.kafka.reach())
+                    run.sender.check_queue_topic()
             run.sender.tend(read_to(query))
             run.ticker.begin_term(run.sender.term)
             if run.sender.unread:

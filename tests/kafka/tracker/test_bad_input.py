@@ -94,6 +94,20 @@ def test_markers_topic_with_the_wrong_clock_is_reported_with_its_repair(stage: S
     assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh --alter" in line
 
 
+def test_clock_that_is_changed_under_a_running_tracker_is_trouble_until_it_is_right_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmq_spark.tracker.queue_tracker.TOPIC_CHECK_S", 0.5)
+    with stage.tracking() as tracker:
+        set_clock(stage, "CreateTime")
+        assert wait_until(lambda: "has message.timestamp.type=CreateTime, must be LogAppendTime" in tracker.trouble())
+        set_clock(stage, "LogAppendTime")
+        stage.send("a")
+        with stage.consumer(lease=1) as consumer:
+            receive_all(consumer, 1)
+            assert wait_until(lambda: not tracker.trouble())
+
+
 def test_unequal_partitions_are_reported_with_the_topic_to_grow(stage: Stage) -> None:
     grow(stage, 4, stage.layout.topics.queue_topic)
     assert wait_until(lambda: is_refused(stage))
