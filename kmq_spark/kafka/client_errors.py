@@ -138,14 +138,15 @@ def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> K
     return KafkaClientError(message, code=error.code, retriable=error.retriable)
 
 
-def has_old_leader_epoch(error: BaseException | None) -> bool:
+def has_old_metadata(error: BaseException | None) -> bool:
     """
-    Return whether the broker refused a request because the client's metadata are out of date.
+    Return whether a request failed because the client's metadata are out of date.
 
-    A partition has had a new leader since, or its leader has started again. librdkafka's admin client gets this error
-    until it reads the metadata again, which it does every five minutes (`rd_kafka_admin_result_err_refresh`).
+    A partition is new (`_NOENT`), has had a new leader since, or its leader has started again. librdkafka's admin
+    client fails so until it reads the metadata again, which it does every five minutes
+    (`rd_kafka_admin_result_err_refresh`).
     """
-    return isinstance(error, KafkaException) and error.args[0].name() == "FENCED_LEADER_EPOCH"
+    return isinstance(error, KafkaException) and error.args[0].name() in {"FENCED_LEADER_EPOCH", "_NOENT"}
 
 
 def answer_of(future: Future[Answer], timeout_s: float) -> Answer:

@@ -13,7 +13,7 @@ from kmq_spark.kafka.client_errors import (
     DENIED,
     answer_of,
     client_error,
-    has_old_leader_epoch,
+    has_old_metadata,
     retry_until_answered,
 )
 from kmq_spark.kafka.settings import admin_config, make_client
@@ -89,7 +89,7 @@ def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s:
         found = client.offsets_for_times(wanted, timeout=timeout_s)
     except KafkaException as error:
         failure = client_error(error, f"cannot read the offsets of {topic}")
-        if failure.retriable and not has_old_leader_epoch(error):
+        if failure.retriable and not has_old_metadata(error):
             raise
         # The client knows none of the partitions, or its metadata are out of date.
         return {}
@@ -120,7 +120,7 @@ def offsets_of(
         try:
             return {place.partition: answer_of(future, timeout_s).offset for place, future in futures.items()}
         except KafkaException as error:
-            if has_old_leader_epoch(error):
+            if has_old_metadata(error):
                 admin.list_topics(topic, timeout=timeout_s)
             raise
 

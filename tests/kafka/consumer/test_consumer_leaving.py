@@ -10,7 +10,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmq_spark.core.markers import MarkerType, MessageId
 from kmq_spark.errors import LeaseLostError, UsageError
+from kmq_spark.kafka.lookups import EARLIEST, offsets_of
+from kmq_spark.kafka.settings import admin_config
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +82,15 @@ def test_grown_queue_is_received_from_without_a_restart(make_queue: Callable[...
         consumer.flush()
     (end,) = [each for each in queue.markers(MarkerType.END) if each.marker_partition == 1]
     assert covered(end.marker) == [0]
+
+
+def test_client_that_knew_the_older_partitions_finds_the_offsets_of_a_new_one(make_queue: Callable[..., Queue]) -> None:
+    """It finds no leader until it reads the metadata anew; a consumer that was given the partition stood still."""
+    queue = make_queue(partitions=1)
+    admin = AdminClient(admin_config(queue.bootstrap_servers))
+    assert offsets_of(admin, queue.name, [0], EARLIEST, 10) == {0: 0}
+    grow(queue, 2)
+    assert offsets_of(admin, queue.name, [1], EARLIEST, COMES_S) == {1: 0}
 
 
 def grow(queue: Queue, partitions: int) -> None:

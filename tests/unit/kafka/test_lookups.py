@@ -41,19 +41,19 @@ class LeaderlessConsumer(Consumer):
 
 class OutdatedAdmin(AdminClient):
     """
-    A real client that gives the broker's answer for an older leader epoch, until it has read the metadata.
+    A real client that fails as with old metadata, until it has read them again.
 
-    No mock broker of librdkafka changes its epoch.
+    No mock broker of librdkafka changes its epoch, or adds partitions.
     """
 
-    is_outdated = True
+    is_outdated, code = True, KafkaError.FENCED_LEADER_EPOCH
 
     def list_offsets(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as the client
         """Answer as the broker does."""
         if not self.is_outdated:
             return super().list_offsets(*args, **options)
         refused: Future[Any] = Future()
-        refused.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+        refused.set_exception(KafkaException(KafkaError(self.code)))
         return dict.fromkeys(args[0], refused)
 
     def list_topics(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as the client
@@ -99,7 +99,10 @@ def test_partition_that_does_not_exist_is_a_topic_error(client: LeaderlessConsum
         bounds_of(client, TopicPartition(TOPIC, 99), 30.0)
 
 
-def test_client_that_knows_an_older_leader_epoch_reads_the_metadata_anew(address: str) -> None:
+@pytest.mark.parametrize("code", [KafkaError.FENCED_LEADER_EPOCH, KafkaError._NOENT])
+def test_client_whose_metadata_are_old_reads_them_anew(address: str, code: int) -> None:
+    """A partition has another leader, or is new."""
     admin = OutdatedAdmin({"bootstrap.servers": address, "log_level": 0})
+    admin.code = code
     assert offsets_of(admin, TOPIC, [0, 1], LATEST, 30.0) == {0: 1, 1: 0}
     assert not admin.is_outdated
