@@ -32,6 +32,11 @@ class ClosedRanges:
         place = bisect_right(firsts, offset) - 1
         return place >= 0 and offset < ends[place]
 
+    def end(self, partition: int) -> int:
+        """Return the first offset above all closed offsets; 0 if there are none."""
+        _, ends = self._ranges(partition)
+        return ends[-1] if ends else 0
+
     def count(self, partition: int, first: int) -> int:
         """Return the number of closed records of a partition from offset *first* on."""
         firsts, ends = self._ranges(partition)

@@ -3,8 +3,8 @@ Read the dead letters of a queue, and the ENDs in its redrive topic that close t
 
 Rule 1: a read ends where the topic ended when the read began. Letters that are appended later, such as redriven
 messages that fail again, do not extend it.
-Rule 2: a redrive or purge fences older ones, writes an own record, and reads the ENDs up to it: nobody else can add an
-END below.
+Rule 2: a redrive or purge fences older ones, writes an own record, and reads the ENDs up to it. Below that record the
+topic does not change any more.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class DeadLetterLog:
             raise TopicError(message)
         self._layout = layout
         self._timeout = timeout
-        # The consumer joins no group and commits nothing, but librdkafka requires a `group.id`, and ACLs may name it.
         self._admin_config = admin_config(bootstrap_servers, extra=extra)
+        # The consumer joins no group and commits nothing, but librdkafka requires a `group.id`, and ACLs may name it.
         self._config = reader_config(bootstrap_servers, self._topics.redrive_id, new_client_id("redrive"), extra)
 
     def state(self, ends: Mapping[int, int] | None = None) -> LetterState:
@@ -73,13 +73,23 @@ class DeadLetterLog:
 
         Raises:
             KafkaClientError: The broker cannot be reached, or no record arrived in time.
+            TopicError: The topic has ENDs of another dead-letter topic, and does not say so.
         """
         found = LetterEnds(self.topic_id())
         topic, partitions = self._topics.redrive_topic, range(self._layout.redrive_partition_count)
         patience_s = 0 if ends is None else None  # who only looks does not wait for an open transaction
         for record in read_committed(self._config, topic, partitions, self._timeout, ends=ends, patience_s=patience_s):
             found.add(record)
-        return LetterState(found.closed, self._bounds())
+        bounds = self._bounds()
+        for partition, (_, end) in bounds.items():
+            if found.closed.end(partition) > end:
+                message = (
+                    f"topic {topic!r} does not match {self._topics.dead_letter_topic!r}: got ENDs up to offset "
+                    f"{found.closed.end(partition)} of partition {partition}, which ends at {end}; if the dead-letter "
+                    f"topic was deleted and created again, delete {topic!r} too"
+                )
+                raise TopicError(message)
+        return LetterState(found.closed, bounds)
 
     def topic_id(self) -> str:
         """Return the id of the dead-letter topic; empty where the broker does not say one."""

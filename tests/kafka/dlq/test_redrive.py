@@ -220,14 +220,33 @@ def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, smal
     assert letters.back() == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_letters_of_a_topic_that_was_created_again_are_open_and_none_is_deleted_unseen(letters: Letters) -> None:
-    """The ENDs of the old topic would hide as many of the new letters, and a purge delete them."""
-    letters.bury(b"a", b"b", b"c")
-    assert letters.redrive(all=True).done == 3
+def test_ends_past_the_end_of_a_topic_without_its_id_are_refused(letters: Letters) -> None:
+    """A broker that has no topic ids: the letters of the new topic would pass for done."""
+    letters.bury(b"a", b"b")
+    layout = check_queue(letters.name, bootstrap_servers=letters.bootstrap_servers)
+    reach: dict[str, Any] = {"bootstrap_servers": letters.bootstrap_servers, "timeout": 10}
+    log = DeadLetterLog(layout, **reach)
+    with closing(Redriver(layout, to=letters.topics, to_partition_count=2, topic_id="", **reach)) as redriver:
+        redriver.run(log.letters(log.state().bounds), RedriveSummary())
+    create_again(letters)
+    letters.bury(b"new")
+    with pytest.raises(TopicError, match="was deleted and created again, delete"):
+        letters.open_values()
+
+
+def create_again(letters: Letters) -> None:
+    """Delete the dead-letter topic and create it again."""
     admin = AdminClient({"bootstrap.servers": letters.bootstrap_servers})
     for future in admin.delete_topics([letters.topics.dead_letter_topic]).values():
         future.result(10)
     create_queue(letters.name, bootstrap_servers=letters.bootstrap_servers, partitions=2)
+
+
+def test_letters_of_a_topic_that_was_created_again_are_open_and_none_is_deleted_unseen(letters: Letters) -> None:
+    """The ENDs of the old topic would hide as many of the new letters, and a purge delete them."""
+    letters.bury(b"a", b"b", b"c")
+    assert letters.redrive(all=True).done == 3
+    create_again(letters)
     letters.bury(*(b"%d" % number for number in range(5)))
     assert letters.open_values() == [b"0", b"1", b"2", b"3", b"4"]
     rows = json.loads(letters.kmq("list", "-o", "json").stdout)

@@ -56,6 +56,7 @@ def test_closed_ranges_are_those_that_were_added(added: list[tuple[int, int, int
     for partition in (0, 1):
         expected = {first + step for place, first, count in added if place == partition for step in range(count)}
         assert closed.is_closed(partition, offset) == (offset in expected)
+        assert closed.end(partition) == max(expected, default=-1) + 1
 
 
 def test_dead_letter_has_its_history() -> None:
