@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -273,8 +274,11 @@ def _run_fleet(spark: SparkSession, settings: Settings, signals: StopOnSignals, 
 
 def _announce(service: TrackerService) -> None:
     def wait() -> None:
-        if all(tracker.wait_ready(600) for tracker in service.trackers):
-            print_json({"event": "ready", "queues": [tracker.queue for tracker in service.trackers]})
+        give_up_s, waiting = time.monotonic() + 600, service.trackers
+        while waiting and time.monotonic() < give_up_s:
+            waiting = [each for each in waiting if not each.wait_ready(0.1) and not each.has_ended]
+        if not waiting and (ready := [each.queue for each in service.trackers if not each.has_ended]):
+            print_json({"event": "ready", "queues": ready})
 
     Thread(target=wait, name="kmq-ready", daemon=True).start()
 

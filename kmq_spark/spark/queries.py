@@ -60,7 +60,7 @@ class RestartedQuery:
     """
     A streaming query that is started again when it fails, with growing pauses and a limit.
 
-    A subclass says how the query is opened, and which failures a restart cannot correct.
+    A subclass says how the query is opened, and which failures a restart cannot correct. After one of these `has_ended`.
     """
 
     def __init__(self, name: str, queue: str, restart_limit: int) -> None:
@@ -71,6 +71,7 @@ class RestartedQuery:
         self._restart_limit = restart_limit
         self._failures_in_a_row = 0
         self._last_failure = ""
+        self.has_ended = False
         self._query: StreamingQuery | None = None
 
     def open(self) -> AbstractContextManager[StreamingQuery]:
@@ -214,7 +215,8 @@ def run_together(queries: Sequence[RestartedQuery], *, ends_all: bool = True) ->
             query.run()
         except BaseException as error:  # noqa: BLE001  # the calling thread raises it
             errors.append(error)
-            if not ends_all and not isinstance(error, JVM_CONNECTION_ERRORS) and len(errors) < len(queries):
+            query.has_ended = True
+            if not ends_all and len(errors) < len(queries):
                 what = one_line(error) if isinstance(error, Exception) else repr(error)
                 logger.error(  # noqa: TRY400  # one line
                     "%s has ended, the others go on: %s", query.name, what, extra={"action": "ended_alone"}

@@ -115,6 +115,22 @@ def test_ctrl_c_ends_the_tracker_well(queue: Queue, start: Callable[..., Tracker
 
 
 @pytest.mark.slow
+def test_queue_without_its_topics_is_named_and_the_others_are_tracked(
+    queue: Queue, start: Callable[..., Tracker], tmp_path: Path
+) -> None:
+    queue.send("a")
+    tracker = start("nope", *arguments_of(queue, tmp_path / "checkpoint"))
+    tracker.wait_ready()
+    assert "tracker of nope has ended, the others go on: queue 'nope' is not set up correctly" in tracker.errors()
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
+        receive_all(consumer, 1)
+        assert receive_all(consumer, 1)[0].delivery_count == 2
+    tracker.process.terminate()
+    exit_code, _ = tracker.wait_end()
+    assert exit_code == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_spark_starts_ends_it_too(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path, number: signal.Signals
