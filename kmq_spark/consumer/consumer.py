@@ -5,8 +5,8 @@ Rule 1: `receive` and `receive_batch` return at most *max_messages*.
 Rule 2: `ack`, `release` and `reject` may be called from any thread; only one thread at a time may receive.
 Rule 3: a process that is killed at any point loses no message. The tracker redelivers a message that was started;
 another consumer fetches a message that was not.
-Rule 4: a consumer that is dropped is closed by a thread of its own. librdkafka would wait in the collector, with the
-interpreter held, for a rebalance that nobody serves.
+Rule 4: a consumer that is dropped is closed by a thread of its own. The destructor of its client would wait for a
+rebalance, hold the interpreter meanwhile, and so stop the process.
 
 Source: SQS's receive loop; Kafka's share consumer (KIP-932) for the verbs; kmq `KmqClient` for START and END.
 """
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.worker import RunSummary, Worker
 
 logger = logging.getLogger(__name__)
-
 
 EXIT_TIMEOUT_S = 5.0
 """How long the end of a process waits for a consumer that was not closed."""
@@ -446,7 +445,14 @@ def _close_dropped(pid: int, consumer_id: str, *parts: Any) -> None:  # those of
         "consumer %s was not closed: use it in a `with` block, or call close()",
         consumer_id, extra={"action": "not_closed"},
     )  # fmt: skip
-    threading.Thread(target=_close_parts, args=(*parts, 30.0), name=f"kmq-close-{consumer_id}", daemon=True).start()
+
+    def close() -> None:
+        try:
+            _close_parts(*parts, 30.0)
+        except KmqError as error:
+            logger.warning("cannot close consumer %s: %s", consumer_id, error, extra={"action": "close_failed"})
+
+    threading.Thread(target=close, name=f"kmq-close-{consumer_id}", daemon=True).start()
 
 
 @atexit.register

@@ -320,6 +320,7 @@ class Worker:
             self._handler_queue.wait_until_empty(ROOM_PAUSE_S)
             self._say_if_stuck()
             return
+        self._taken_at_s = time.monotonic()  # there is room: nothing waits too long yet
         try:
             if self._batch is None:
                 self._handler_queue.put(self._pipeline.receive(min(wanted, MAX_FETCH), POLL_S, Batch._to_messages))
