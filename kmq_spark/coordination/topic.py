@@ -12,7 +12,12 @@ from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.settings import admin_config, make_client
-from kmq_spark.kafka.topic_rules import MIN_COORDINATION_RETENTION_MS, replication_settings, topic_problems
+from kmq_spark.kafka.topic_rules import (
+    MIN_COORDINATION_RETENTION_MS,
+    REQUIRED,
+    replication_settings,
+    topic_problems,
+)
 from kmq_spark.kafka.topics import create_topics, replicas_of_new, shape_of
 
 if TYPE_CHECKING:
@@ -26,7 +31,6 @@ DEFAULT_RETENTION_MS = 60 * 60 * 1000
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 
-_REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete", "retention.bytes": "-1"}
 _POLL_S = 0.05
 
 
@@ -71,7 +75,7 @@ def create_coordination_topic(
     until_s = time.monotonic() + timeout_s
     if not shape_of(admin, topic, bootstrap_servers, timeout_s).partitions:
         settings = {
-            **_REQUIRED,
+            **REQUIRED["coordination"],
             **replication_settings(replicas_of_new(admin, replication_factor, timeout_s)),
             "retention.ms": str(retention_ms),
             # Kafka deletes whole segments: with its defaults, of a week or 1 GiB, retention would have no effect.

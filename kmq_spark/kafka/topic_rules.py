@@ -97,7 +97,7 @@ def partition_problems(topics: QueueTopics, counts: Mapping[str, int]) -> Iterat
 
 # The append time of the markers is the clock of all leases. That of the messages gives only ages, delays and times to
 # live.
-_REQUIRED: dict[TopicKind, dict[str, str]] = {
+REQUIRED: dict[TopicKind, dict[str, str]] = {
     "queue": _DELETED,
     "markers": _DELETED | _KEPT_BY_TIME | _TIMED,
     "dead letters": _DELETED | _KEPT_BY_TIME,
@@ -105,6 +105,8 @@ _REQUIRED: dict[TopicKind, dict[str, str]] = {
     "producers": {"cleanup.policy": "compact"},
     "coordination": _DELETED | _KEPT_BY_TIME | _TIMED,
 }
+"""Settings on which a guarantee rests, by kind of topic."""
+
 _WANTED: dict[TopicKind, dict[str, str]] = {"queue": _KEPT_BY_TIME | _TIMED, "dead letters": _TIMED}
 """Settings without which everything works, but not as intended."""
 
@@ -127,7 +129,7 @@ def kinds_of(topics: QueueTopics) -> dict[str, TopicKind]:
 
 def topic_problems(kind: TopicKind, name: str, settings: Mapping[str, str], replicas: int) -> Iterator[TopicProblem]:
     """Yield what is wrong with the settings of a topic; a missing setting is not checked."""
-    for wanted, is_fatal in ((_REQUIRED[kind], True), (_WANTED.get(kind, {}), False)):
+    for wanted, is_fatal in ((REQUIRED[kind], True), (_WANTED.get(kind, {}), False)):
         for key, value in wanted.items():
             if (got := settings.get(key, value)) != value:
                 what = f"topic {name!r} has {key}={got}, {'must' if is_fatal else 'should'} be {value}"
