@@ -72,7 +72,7 @@ class GroupFacts:
 
 
 class LogicalFacts(NamedTuple):
-    """A logical queue: its messages that are ready, and its group; without one, None, nobody reads them."""
+    """A logical queue: the number of its ready messages, and its consumer group; None if it has no consumer group."""
 
     ready: int
     group: GroupFacts | None

@@ -2,7 +2,7 @@
 Count the messages that no consumer has started, by logical queue.
 
 Rule 1: a logical queue has a group of its own. Its messages past that group's position are ready, whatever other groups
-have committed. Where it has no group, nobody reads them.
+have committed. Without a group all of them are ready.
 Rule 2: a small backlog is counted record by record, because transactions leave control records in a log, which readers
 do not receive. A large one is estimated from the share of each logical queue among the newest records.
 """

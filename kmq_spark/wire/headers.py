@@ -63,6 +63,7 @@ SEQUENCE = "kmq-sequence"
 
 TOPIC_ID = "kmq-topic-id"
 """Of the own record of a redrive: id of the dead-letter topic to whose letters the ENDs behind it belong."""
+
 DLQ_PREFIX = "__dlq.errors."
 DLQ_TOPIC = "__dlq.errors.topic"
 DLQ_PARTITION = "__dlq.errors.partition"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
@@ -61,6 +62,22 @@ def test_burst_without_keys_is_spread_over_the_partitions(make_queue: Callable[.
     queue.send(*map(str, range(100)))
     counts = Counter(record.partition() for record in read_all(queue.bootstrap_servers, queue.name))
     assert min(counts[partition] for partition in range(4)) >= 5  # of 25; fewer once in ten million
+
+
+def test_messages_without_a_key_reach_partitions_that_came_later(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_module, "PARTITIONS_READ_EVERY_S", 0.0)
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        for future in admin.create_partitions([NewPartitions(queue.name, 2)]).values():
+            future.result(10)
+
+        def has_come() -> bool:
+            places: list[MessageId | None] = []
+            producer.send("x", on_delivery=lambda place, _error: places.append(place))
+            producer.flush()
+            return places[0] is not None and places[0].queue_partition == 1
+
+        assert wait_until(has_come)
 
 
 SENDS_AND_ENDS = """

@@ -35,3 +35,11 @@ def test_package_that_is_missing_is_one_line_with_its_extra(module: str, command
     assert done.returncode == 1
     assert f"pip install 'kmq-spark[{extra}]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_while_modules_load_ends_without_a_stack() -> None:
+    interrupted = WITHOUT.replace("ModuleNotFoundError", "KeyboardInterrupt").replace(", name=name", "")
+    done = subprocess.run(
+        [sys.executable, "-c", interrupted, "typer", "--help"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "")
