@@ -438,7 +438,7 @@ def _close_parts(pipeline: Pipeline, leases: LeaseTable, writer: MarkerWriter, t
         writer.close(timeout)
 
 
-def _close_dropped(pid: int, consumer_id: str, *parts: Any) -> None:  # those of `_close_parts`
+def _close_dropped(pid: int, consumer_id: str, pipeline: Pipeline, leases: LeaseTable, writer: MarkerWriter) -> None:
     if pid != os.getpid():
         return
     logger.warning(
@@ -448,7 +448,7 @@ def _close_dropped(pid: int, consumer_id: str, *parts: Any) -> None:  # those of
 
     def close() -> None:
         try:
-            _close_parts(*parts, 30.0)
+            _close_parts(pipeline, leases, writer, 30.0)
         except KmqError as error:
             logger.warning("cannot close consumer %s: %s", consumer_id, error, extra={"action": "close_failed"})
 

@@ -60,7 +60,7 @@ class RestartedQuery:
     """
     A streaming query that is started again when it fails, with growing pauses and a limit.
 
-    A subclass says how the query is opened, and which failures a restart cannot correct. After one of these `has_ended`.
+    A subclass says how the query is opened, and which failures a restart cannot correct. `has_ended` after one.
     """
 
     def __init__(self, name: str, queue: str, restart_limit: int) -> None:
