@@ -47,7 +47,9 @@ COMMITTED_TIMEOUT_S = 10.0
 DEFAULT_MAX_POLL_MS = 300_000
 """Default of `max.poll.interval.ms`: after this time without a call, the group gives the partitions to others."""
 
-_TRANSIENT_ERRORS = UNREACHABLE | {"_PARTITION_EOF", "_MAX_POLL_EXCEEDED"}
+_END = "_PARTITION_EOF"
+
+_TRANSIENT_ERRORS = UNREACHABLE | {"_MAX_POLL_EXCEEDED"}
 """Errors from `consume` that need no action: librdkafka continues, or rejoins the group, by itself."""
 
 _ERROR = KafkaMessage.error
@@ -77,7 +79,8 @@ class Fetcher:
         self._gathered_since = 0.0
         self._error: KmqError | None = None
         self._paused: set[int] = set()
-        self._membership = Membership(config, topic, self)
+        self._ends: dict[int, int] = {}
+        self._membership = Membership({**config, "enable.partition.eof": True}, topic, self)
         self.client = self._membership.client
 
     def fetch(
@@ -92,6 +95,8 @@ class Fetcher:
         self._raise_error()
         if not self._has_current_client():
             return []
+        if self._ends:
+            self._commit_ends()
         self.offsets.send_if_due(self.client)
         at_least = max_records if gather_s else at_least
         wanted = at_least - len(self._buffer) if self._buffer else max_records
@@ -196,6 +201,7 @@ class Fetcher:
         dropped), the committed offset of the group. After an error, call this again before the next fetch.
         """
         self._buffer = []
+        self._ends.clear()
         assigned = {each.partition for each in self._call(self.client.assignment)}
         self._forget(self.owned - assigned)
         self.owned |= assigned
@@ -246,7 +252,9 @@ class Fetcher:
         good = self._consume_until(max_records, 0)
         if not good and timeout > 0:
             # With `max_records` the call would wait for a full batch until the timeout; this ends at one record.
-            good = self._consume_until(1, timeout)
+            until = time.monotonic() + timeout
+            while not (good or self._error) and (left_s := until - time.monotonic()) > 0:
+                good = self._consume_until(1, left_s)
             if good and max_records > 1:
                 # Kept in the buffer during the next call: a rebalance inside it may revoke their partition.
                 self._buffer += good
@@ -272,11 +280,24 @@ class Fetcher:
         """Return the records that are not errors. Keep an error that needs action; the next fetch raises it."""
         if not any(map(_ERROR, records)):
             return records
+        good = []
         for record in records:
             error = record.error()
-            if error is not None and error.name() not in _TRANSIENT_ERRORS:
+            if error is None:
+                good.append(record)
+            elif error.name() == _END:
+                self._ends[record.partition() or 0] = record.offset() or 0
+            elif error.name() not in _TRANSIENT_ERRORS:
                 self._error = client_error(error, f"cannot receive from {self._topic}")
-        return [record for record in records if record.error() is None]
+        return good
+
+    def _commit_ends(self) -> None:
+        """Commit past what transactions write behind their records, or an autoscaler sees it as lag for ever."""
+        waiting = {record.partition() for record in self._buffer}.union(*(each.next_offsets for each in self.started))
+        for partition in self._ends.keys() - waiting:
+            end = self._ends.pop(partition)
+            if 0 <= self.offsets.positions.get(partition, -1) < end:
+                self.offsets.add({partition: end}, COMMIT_SKIPPED_S)
 
     def _seek(self, position: TopicPartition) -> None:
         try:
@@ -351,6 +372,7 @@ class Fetcher:
         self.unchecked -= partitions
         # librdkafka keeps the pause flag of a partition across revoke and assign; `on_assign` resumes it.
         self._paused -= partitions
+        self._ends = {each: end for each, end in self._ends.items() if each not in partitions}
         self._buffer = [record for record in self._buffer if record.partition() not in partitions]
         for batch in self.started:
             batch.drop(partitions)
