@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmq_spark.cli.shared.common import EXIT_UNHEALTHY, counting, inspector_of
-from kmq_spark.cli.shared.options import Connection, QueueName
-from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, rendered, shown, table
+from kmq_spark.cli.shared.common import EXIT_UNHEALTHY, counting, inspector_of, quiet_client
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, print_data, rendered, shown, table
 from kmq_spark.errors import KafkaClientError
 
 if TYPE_CHECKING:
@@ -21,28 +21,38 @@ if TYPE_CHECKING:
 
 ONE_HOUR_MS = 60 * 60 * 1000
 
-_SIGNS = {"ok": "ok", "warning": "WARN", "unhealthy": "FAIL"}
 
+def doctor(
+    connection: Connection,
+    queues: Annotated[
+        list[str] | None, typer.Argument(help="Queues, or queue@subscription; default: all.", metavar="QUEUE")
+    ] = None,
+    output: Output = OutputForm.TABLE,
+) -> None:
+    """Check queues from their broker to their dead letters, and name each repair. Exit code 3: one is unhealthy."""
+    from kmq_spark.inspection.cluster import Cluster, queues_of
+    from kmq_spark.inspection.findings import examine, is_unhealthy, unreachable_finding
 
-def doctor(name: QueueName, connection: Connection, output: Output = OutputForm.TABLE) -> None:
-    """Check a queue from its broker to its dead letters, and name each repair. Exit code 3: unhealthy."""
-    from kmq_spark.inspection.findings import examine, unreachable_finding
-
+    quiet_client()
+    settings = connection.settings()
+    found: dict[str, list[Finding]] = {}
     try:
-        found = examine(gather(name, connection.settings()))
+        names = queues or queues_of(Cluster(**settings.kafka.reach()).metadata().topics)
+        for name in names:
+            found[name] = examine(gather(name, settings))
+            if output is OutputForm.TABLE:
+                typer.echo(("" if len(names) == 1 else f"\n{name}\n") + rendered(as_table(found[name])))
+                typer.echo(repairs(found[name]))
     except KafkaClientError as error:
-        found = [unreachable_finding(error)]
-    report(found, output)
-
-
-def report(found: list[Finding], output: OutputForm) -> None:
-    """Print findings, with the repairs where it is a table; end with exit code 3 where one is unhealthy."""
-    from kmq_spark.inspection.findings import is_unhealthy
-
-    print_rows(output, [asdict(finding) for finding in found], lambda: as_table(found))
-    if output is OutputForm.TABLE:
-        typer.echo(repairs(found))
-    if is_unhealthy(found):
+        found[""] = [unreachable_finding(error)]
+        if output is OutputForm.TABLE:
+            typer.echo(rendered(as_table(found[""])) + "\n" + repairs(found[""]))
+    if output is not OutputForm.TABLE:
+        rows = [{"queue": name, **asdict(finding)} for name, each in found.items() for finding in each]
+        print_data(output, rows)
+    elif not found:
+        typer.echo("there is no queue; create one with `kmq queue create`")
+    if any(map(is_unhealthy, found.values())):
         raise typer.Exit(EXIT_UNHEALTHY)
 
 
@@ -86,14 +96,17 @@ def as_table(found: list[Finding]) -> Table:
     """Return findings as a table."""
     return table(
         ("", "CHECK", "FOUND"),
-        [(_SIGNS[finding.level.value], finding.check, shown(finding.what)) for finding in found],
+        [(finding.level.value, finding.check, shown(finding.what)) for finding in found],
     )
 
 
 def repairs(found: list[Finding]) -> str:
     """Return the repairs of findings, or that there is nothing to repair."""
-    bad = [finding for finding in found if finding.repair]
-    if not bad:
+    checks: dict[str, list[str]] = {}
+    for finding in found:
+        if finding.repair:
+            checks.setdefault(finding.repair, []).append(finding.check)
+    if not checks:
         return "\nhealthy"
-    rows = [(f"{number}.", finding.check, shown(finding.repair)) for number, finding in enumerate(bad, 1)]
+    rows = [(f"{number}.", ", ".join(names), shown(repair)) for number, (repair, names) in enumerate(checks.items(), 1)]
     return "\n" + rendered(table(("", "CHECK", "WHAT TO DO"), rows))

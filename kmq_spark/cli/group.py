@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.doctor import as_table, repairs, report
+from kmq_spark.cli.doctor import as_table, repairs
 from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command, counting, quiet_client
 from kmq_spark.cli.shared.options import Connection, seconds
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_object, print_rows, rendered, shown, table
@@ -95,7 +95,10 @@ def describe(group: Group, connection: GroupConnection, output: Output = OutputF
     found = check_topic(topic, cluster.facts().broker_count)
     if is_unhealthy(found):
         # No process can join such a topic, and the times of its records mean nothing.
-        report(found, output)
+        print_rows(output, [asdict(finding) for finding in found], lambda: as_table(found))
+        if output is OutputForm.TABLE:
+            typer.echo(repairs(found))
+        raise typer.Exit(EXIT_UNHEALTHY)
     # Before the log is read: a member must not be silent for as long as that takes.
     at_ms = now_ms()
     state = one(group, connection)

@@ -90,7 +90,7 @@ def _row(queue: str, settings: Settings) -> dict[str, Any]:
         ),
         "dead_letters": view.dead_letters.count,
         "tracker_lag": view.tracker.unread.count if view.tracker.positions else None,
-        "rules": f"version {stored.version}" if stored is not None else "settings",
+        "rules": f"version {stored.version}" if stored is not None else "default",
     }
 
 

@@ -26,6 +26,9 @@ _SUBSCRIPTION = re.compile(r"(?P<queue>.+)\.subscription-(?P<subscription>[A-Za-
 
 MARKERS, DEAD_LETTERS = ".markers", ".dlq"
 
+CONTACT_S = 5.0
+"""Longest wait for the first answer: somebody sits in front of the command."""
+
 
 def queues_of(topics: Iterable[str]) -> list[str]:
     """
@@ -55,6 +58,7 @@ class Cluster:
     def __init__(self, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None) -> None:
         self._address = bootstrap_servers
         self._timeout = timeout
+        self._contact_s = min(timeout, CONTACT_S)
         self._extra = dict(extra or {})
         self._groups: dict[str, Consumer] = {}
         self.admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
@@ -62,11 +66,11 @@ class Cluster:
     def metadata(self, topic: str | None = None) -> ClusterMetadata:
         """Return the cluster's metadata of all its topics, or of one topic."""
         try:
-            if topic is None:
-                return self.admin.list_topics(timeout=self._timeout)
-            return self.admin.list_topics(topic, timeout=self._timeout)
+            found = self.admin.list_topics(*([topic] if topic else []), timeout=self._contact_s)
         except KafkaException as error:
             raise unreachable(error, self.admin, self._address) from error
+        self._contact_s = self._timeout
+        return found
 
     def facts(self) -> ClusterFacts:
         """Return facts about the brokers."""

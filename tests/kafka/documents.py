@@ -44,7 +44,7 @@ RUNS_ON = re.compile(
 ASK = "import sys; from kmq_spark import ledger; print(ledger.connect('ledger').execute(sys.argv[1]).fetchall())"
 """Runs a query on the ledger in the folder, by DuckDB."""
 
-CHECK = re.compile(r"^(?:ok|WARN|FAIL) +(\w+(?: \w+)?)  ", re.MULTILINE)
+CHECK = re.compile(r"^(?:ok|warning|unhealthy) +(\w+(?: \w+)?)  ", re.MULTILINE)
 """A line of `kmq doctor`: the check."""
 
 CHECKS_WITH_A_FINDING_ONLY = {"workers", "ticks", "markers", "checkpoint"}
