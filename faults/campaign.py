@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import statistics
+import threading
 import time
 import zlib
 from typing import TYPE_CHECKING
@@ -27,11 +27,37 @@ BROKER_SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
 }
 
-REFERENCE_S = 0.15
-"""What a turn of `slowness` takes on the machine on which the bounds of time were set."""
+REFERENCE_S = 0.03
+"""What a turn of `Pace` takes on the machine on which the bounds of time were set."""
 
 MOST_SLOW = 3.0
 """A machine that is slower than this has not enough left for the product: its bounds say what is wrong."""
+
+LOOK_EVERY_S = 1.0
+
+
+class Pace:
+    """
+    How slow the machine is, looked at every second in a thread, or *fixed*.
+
+    A look takes the processor's time of a fixed piece of work that has nothing of the product in it. It grows with what
+    other processes and other guests of the host take from a core.
+    """
+
+    def __init__(self, fixed: float | None = None) -> None:
+        self._seen = [(time.monotonic(), fixed or _slowness())]
+        if fixed is None:
+            threading.Thread(target=self._look, name="kmq-pace", daemon=True).start()
+
+    def since(self, began_s: float) -> float:
+        """Return how many times slower than the reference it was on average since an instant of `time.monotonic`."""
+        seen = [slowness for at_s, slowness in self._seen if at_s >= began_s] or [self._seen[-1][1]]
+        return round(min(max(sum(seen) / len(seen), 1.0), MOST_SLOW), 2)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            self._seen.append((time.monotonic(), _slowness()))
 
 
 class Campaign:
@@ -39,7 +65,7 @@ class Campaign:
     One run of the campaign.
 
     *scale* is the share of the full number of injections: 0 for one of each kind under a third of the load. *patience*
-    is a factor of every time limit.
+    is a factor of every time limit; by default it is how slow the machine is at that time.
     """
 
     def __init__(
@@ -50,9 +76,9 @@ class Campaign:
         scale: float = 1.0,
         broker: EmbeddedBroker | None = None,
         broker_environment: Mapping[str, str] | None = None,
-        patience: float = 1.0,
+        patience: float | None = None,
     ) -> None:
-        self.folder, self.seed, self.scale, self.patience = folder, seed, scale, patience
+        self.folder, self.seed, self.scale, self.pace = folder, seed, scale, Pace(patience)
         self.broker_environment = dict(broker_environment or {})
         self._owns_broker = broker is None
         self.broker = broker or self.new_broker()
@@ -88,19 +114,10 @@ class Campaign:
             self.broker.close()
 
 
-def slowness() -> float:
-    """
-    Return how many times slower than the reference this machine is now: 1 where it is quicker, 3 at most.
-
-    It takes the processor's time of a fixed piece of work that has nothing of the product in it, so that other load
-    does not count, and the median of some turns.
-    """
-    turns_s = []
-    for _ in range(5):
-        began_s = time.thread_time()
-        for number in range(200):
-            markers = [{"partition": number, "offset": offset, "type": "START"} for offset in range(300)]
-            text = zlib.decompress(zlib.compress(json.dumps(markers).encode()))
-            sum(offset * offset for offset in sorted((marker["offset"] for marker in json.loads(text)), reverse=True))
-        turns_s.append(time.thread_time() - began_s)
-    return min(max(round(statistics.median(turns_s) / REFERENCE_S, 2), 1.0), MOST_SLOW)
+def _slowness() -> float:
+    began_s = time.thread_time()
+    for number in range(40):
+        markers = [{"partition": number, "offset": offset, "type": "START"} for offset in range(300)]
+        text = zlib.decompress(zlib.compress(json.dumps(markers).encode()))
+        sum(offset * offset for offset in sorted((marker["offset"] for marker in json.loads(text)), reverse=True))
+    return (time.thread_time() - began_s) / REFERENCE_S

@@ -7,7 +7,6 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.campaign import slowness
 from faults.load import messages_in_flight
 from faults.processes import Tracker, now_ms
 from faults.stage import Stage
@@ -98,7 +97,7 @@ class Fleet:
         busiest = max(len(_tracked(child)) for child in self.processes.values())
         names = sorted(name for name, child in self.processes.items() if len(_tracked(child)) == busiest)
         member = self._first.random.choice(names)
-        child, at_ms = self.processes[member], now_ms()
+        child, at_ms, at_s = self.processes[member], now_ms(), time.monotonic()
         tracked = _tracked(child)
         if not is_clean:
             child.kill()
@@ -107,7 +106,7 @@ class Fleet:
         self._first.injected("SIGTERM" if is_clean else "kill -9", member=member, queues=sorted(tracked))
         if not self.wait_tracked():
             return ""
-        self.endings.append(Ending(at_ms, tracked, now_ms(), slowness()))
+        self.endings.append(Ending(at_ms, tracked, now_ms(), self._first.pace.since(at_s)))
         # The expiry of those in flight must not fall into the next ending.
         time.sleep(LEASE_MS / 1000 / 2)
         return member

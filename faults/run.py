@@ -37,7 +37,7 @@ from faults import (
     on_sinks,
     on_trackers,
 )
-from faults.campaign import Campaign, slowness
+from faults.campaign import Campaign
 from faults.evidence import Violation
 from faults.stage import Judged
 
@@ -118,7 +118,6 @@ class Result:
         """Inject a fault and check what came of it."""
         began_s = time.monotonic()
         self.what.append((scenario.__doc__ or "").partition(": ")[2].rstrip("."))
-        self.patience = max(self.patience, campaign.patience)
         _say(f"{self.fault:>4}  {self.what[-1]}")
         try:
             found = scenario(campaign)
@@ -133,6 +132,7 @@ class Result:
         finally:
             campaign.end_stages()
         self.took_s += time.monotonic() - began_s
+        self.patience = max(self.patience, campaign.pace.since(began_s))
 
     def _add(self, stage: Judged) -> None:
         verdict = stage.verdict()
@@ -227,7 +227,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="faults such as F1,F2; all by default")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections; 0: one each")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
-    parser.add_argument("--patience", type=float, help="factor of bounds of time; by default measured before each row")
+    parser.add_argument("--patience", type=float, help="factor of bounds of time; by default measured all the time")
     parser.add_argument("--keep", action="store_true", help="keep logs and event files")
     return parser.parse_args(arguments)
 
@@ -245,11 +245,10 @@ def main(arguments: Sequence[str]) -> int:
         _say(f"unknown faults: {', '.join(sorted(unknown))}")
         return 2
     results: dict[str, Result] = {}
-    campaign = Campaign(folder, seed=options.seed, scale=options.scale)
+    campaign = Campaign(folder, seed=options.seed, scale=options.scale, patience=options.patience)
     try:
         for fault, scenario in ROWS:
             if fault in wanted:
-                campaign.patience = options.patience or slowness()
                 result = results.setdefault(fault, Result(fault, options.seed))
                 result.run(scenario, campaign)
                 _print(result)

@@ -85,7 +85,7 @@ class Judged:
         self.name = f"{name}.{now_ms()}"
         self.folder = campaign.folder / self.name
         self.folder.mkdir(parents=True)
-        self.seed, self.patience = campaign.seed, campaign.patience
+        self.seed, self.pace, self._began_s = campaign.seed, campaign.pace, time.monotonic()
         self.random = random.Random(f"{campaign.seed}:{name}")  # noqa: S311  # repeatable
         self.injections = 0
         self.notes: list[str] = []
@@ -96,6 +96,11 @@ class Judged:
         self._closing: list[Callable[[], object]] = []
         self._numbers = itertools.count()
         campaign.stages.append(self)
+
+    @property
+    def patience(self) -> float:
+        """Factor of the limits of time."""
+        return self.pace.since(self._began_s)
 
     def fail(self, what: str) -> None:
         """Note that something went wrong, or what a scenario has judged itself (`I9: …`): it counts as a violation."""
@@ -269,8 +274,9 @@ class Stage(Judged):
     def judge_recovery(self, tracker: Tracker, took_s: float, bound_s: float = KILL_BOUND_S) -> None:
         """Note a recovery, and fail where it took too long."""
         self.recovery_s.append(took_s)
-        if took_s > bound_s * self.patience:
-            self.fail(f"I8: recovery took {took_s:.1f} s, bound {bound_s * self.patience:g} s: {tracker.last_words()}")
+        bound_s *= self.pace.since(time.monotonic() - took_s)
+        if took_s > bound_s:
+            self.fail(f"I8: recovery took {took_s:.1f} s, bound {bound_s:g} s: {tracker.last_words()}")
 
     def leave_broker(self) -> None:
         """Leave the broker to another stage that ends later."""

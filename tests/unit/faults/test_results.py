@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from faults.campaign import Pace
 from faults.evidence import Verdict, Violation
 from faults.run import Result, listed, write_results
 from faults.stage import Judged
@@ -30,7 +31,7 @@ def test_each_invariant_is_listed() -> None:
 class _NoCampaign:
     """As much of a campaign as a result needs."""
 
-    patience = 1.5
+    pace = Pace(1.5)
 
     def end_stages(self) -> None:
         """Nothing runs."""
