@@ -88,7 +88,11 @@ def test_lag_is_zero_when_the_messages_of_a_transaction_are_done(queue: Queue) -
             producer.produce(queue.name, b"a", partition=0)
             producer.commit_transaction(COMES_S)
             receive_all(consumer, 1)[0].ack()
-            assert wait_until(lambda end=end: not consumer.receive(1) and queue.committed() == {0: end})
+            assert wait_until(partial(is_read_to, consumer, queue, end))
+
+
+def is_read_to(consumer: QueueConsumer, queue: Queue, end: int) -> bool:
+    return not consumer.receive(1) and queue.committed() == {0: end}
 
 
 def is_committed(queue: Queue, next_offset: int) -> bool:
