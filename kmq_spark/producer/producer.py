@@ -78,8 +78,9 @@ class QueueProducer:
     """
     Producer of a queue. Thread-safe. Use it in a `with` block, or call `close`.
 
-    A retry of the client neither duplicates a message nor changes the order within a partition. For messages that
-    are sent exactly once, also after a crash of this process, see `ResumingProducer`.
+    A retry of the client neither duplicates a message nor changes the order within a partition, unless it begins a new
+    epoch after an election or a time-out (librdkafka issue 4953). For messages that are sent exactly once, also after
+    a crash of this process, see `ResumingProducer`.
     """
 
     def __init__(
