@@ -4,6 +4,7 @@ Compute the backoff: the extra delay before a message is redelivered.
 Rule 1: backoff is a function of the message and its delivery count. Jitter comes from a hash of both, never from a
 random source, so decisions remain a function of the log.
 Rule 2: jitter only shortens a delay, so no delay exceeds `max_ms`.
+Rule 3: a run of messages has one shortest delay. What jitter adds is computed only for messages that may be due.
 
 Source: for the kinds, Spring's and Celery's retry policies; for jitter, AWS, "Exponential Backoff And Jitter" (2015);
 for the hash, SplitMix64 (Steele, Lea, Flood 2014).
@@ -53,34 +54,28 @@ class Backoff:
     max_ms: int = 60_000
     jitter: float = 0.0
 
-    @property
-    def has_jitter(self) -> bool:
-        """Whether two messages with the same delivery count may have different delays."""
-        return self.kind is not BackoffKind.NONE and self.jitter > 0
-
-    def delays_ms(self, key: NDArray[np.int64], delivery_count: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the backoff of each message, which is added to its lease or to the delay of its release."""
-        if self.kind is BackoffKind.NONE:
-            return np.zeros(len(key), dtype=np.int64)
+    def delays_ms(self, delivery_count: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the shortest backoff after each number of deliveries, and the most that jitter adds to it."""
         count = np.maximum(delivery_count, 1)
-        delay = np.full(len(key), float(self.initial_ms))
+        delay = np.full(len(count), float(self.initial_ms if self.kind else 0))
         if self.kind is BackoffKind.LINEAR:
             delay *= count
         elif self.kind is BackoffKind.EXPONENTIAL:
             delay *= np.ldexp(1.0, np.minimum(count - 1, _LARGEST_SHIFT).astype(np.int32))
         np.minimum(delay, self.max_ms, out=delay)
-        if self.jitter:
-            delay -= delay * self.jitter * _share(key, count)
-        # Round up: a message must not fall due before its delay has passed.
-        whole: NDArray[np.int64] = np.ceil(delay).astype(np.int64)
-        return whole
+        jitter_ms = delay * self.jitter
+        return (delay - np.floor(jitter_ms)).astype(np.int64), jitter_ms
 
 
-def _share(key: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each message and delivery."""
-    mixed = _splitmix64(_splitmix64(key.astype(np.uint64)) + count.astype(np.uint64))
-    share: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return share
+def added_by_jitter_ms(
+    key: NDArray[np.int64], delivery_count: NDArray[np.int64], jitter_ms: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Return what jitter adds to the shortest backoff of each message: a hash of message and delivery decides."""
+    mixed = _splitmix64(_splitmix64(key.astype(np.uint64)) + np.maximum(delivery_count, 1).astype(np.uint64))
+    share = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    # Whole milliseconds are subtracted: a message must not fall due before its delay has passed.
+    added: NDArray[np.int64] = (np.floor(jitter_ms) - np.floor(jitter_ms * share)).astype(np.int64)
+    return added
 
 
 def _splitmix64(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

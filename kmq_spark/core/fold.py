@@ -25,7 +25,7 @@ import numpy as np
 from kmq_spark.core.clock import advanced
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.events import EventBuffer, LoggedMarker
-from kmq_spark.core.in_flight import KEY_BITS, REJECTED
+from kmq_spark.core.in_flight import KEY_BITS, MOST_SPREAD, REJECTED
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome, Release
 from kmq_spark.core.marks import Marks
 from kmq_spark.core.policy import DEFAULT_RULES, DecisionAction, exhausted_reason
@@ -36,9 +36,7 @@ from kmq_spark.core.state import Counters, PartitionState, Status
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
-
-    from kmq_spark.core.in_flight import InFlight
+    from kmq_spark.core.in_flight import Columns
     from kmq_spark.core.markers import Marker
     from kmq_spark.core.policy import QueueRules
 
@@ -197,47 +195,45 @@ class _Folding:
         if not term or term != state.term or self._earliest_ms >= state.clock_ms:
             return
         self.bring_up_to_date()
-        table, rows = self._due_rows()
-        if len(rows):
-            self.decided.append(self._decide(table, rows, marker_offset))
+        due = self._due()
+        if len(due):
+            self.decided.append(self._decide(due, marker_offset))
         self._earliest_ms = self._table_earliest_ms()
 
-    def _due_rows(self) -> tuple[InFlight, NDArray[np.int64]]:
-        """
-        Return the rows that this TICK decides, sorted by deadline, then by key, and the table that has them.
-
-        In that table runs are split where marks begin or end, and where the limit is reached.
-        """
-        limit, table = MOST_DECISIONS_OF_A_TICK, self.state.marks.split(self.state.in_flight)
-        deadline_at_ms = table.columns.deadline_at_ms
-        is_due = deadline_at_ms < self.state.clock_ms
-        if self.state.marks.message_count:
-            is_due &= ~self.state.marks.cover(table)
-        rows = np.flatnonzero(is_due)
-        if len(rows) > limit:
+    def _due(self) -> Columns:
+        """Return the messages that this TICK decides, in runs sorted by deadline, then by key."""
+        limit, clock_ms, due = MOST_DECISIONS_OF_A_TICK, self.state.clock_ms, self.state.unmarked()
+        due = due.take(due.deadline_at_ms < clock_ms)
+        has_jitter = due.jitter_ms > 0
+        if has_jitter.any():
+            spread = self._looked_at(due.take(has_jitter)).messages()
+            due = due.take(~has_jitter).merged(spread.take(spread.deadline_at_ms < clock_ms))
+        if len(due) > limit:
             # Select before sorting: after an outage a million rows may be due.
-            latest_ms = np.partition(deadline_at_ms[rows], limit - 1)[limit - 1]
-            rows = rows[deadline_at_ms[rows] <= latest_ms]
+            latest_ms = np.partition(due.deadline_at_ms, limit - 1)[limit - 1]
+            due = due.take(due.deadline_at_ms <= latest_ms)
         # The table is sorted by key and the sort is stable, so equal deadlines stay ordered by key.
-        rows = rows[np.argsort(deadline_at_ms[rows], kind="stable")]
-        ends = np.cumsum(table.columns.count[rows])
-        rows = rows[: int(np.searchsorted(ends, limit)) + 1]
-        excess = int(ends[len(rows) - 1]) - limit if len(rows) else 0
-        if excess > 0:
-            last = rows[-1]
-            cut = table.columns.key[last] + table.columns.count[last] - excess
-            table = table.split_at(np.array([cut], dtype=np.uint64))
-            rows = rows + (rows > last)
-        return table, rows
+        due = due.take(np.argsort(due.deadline_at_ms, kind="stable"))
+        before = np.cumsum(due.count) - due.count
+        return replace(due, count=np.minimum(due.count, limit - before)).take(before < limit)
 
-    def _decide(self, table: InFlight, rows: NDArray[np.int64], tick_marker_offset: int) -> Decisions:
+    def _looked_at(self, runs: Columns) -> Columns:
+        """Return the runs with jitter that this TICK looks at: all of them, or another part at each TICK."""
+        ends = np.cumsum(runs.count)
+        if ends[-1] <= MOST_SPREAD:
+            return runs
+        first = int(np.searchsorted(ends, self.state.counters.ticks * MOST_SPREAD % ends[-1], side="right"))
+        rows = np.roll(np.arange(len(runs)), -first)
+        taken = int(np.searchsorted(np.cumsum(runs.count[rows]), MOST_SPREAD, side="right"))
+        return runs.take(np.sort(rows[: max(1, taken)]))
+
+    def _decide(self, due: Columns, tick_marker_offset: int) -> Decisions:
         """Decide messages and mark them. They stay in the table until an END is read."""
         state = self.state
-        due = table.columns.take(rows)
         is_rejected = due.deadline_at_ms == REJECTED
         limit = self._rules.max_deliveries
         is_dead_letter = is_rejected | ((due.delivery_count >= limit) & (limit > 0))
-        reasons = [table.texts[text] for text in due.text.tolist()]
+        reasons = [state.in_flight.texts[text] for text in due.text.tolist()]
         for row in np.flatnonzero(is_dead_letter).tolist():
             if is_rejected[row]:
                 reasons[row] = reasons[row] or "rejected"
@@ -251,8 +247,8 @@ class _Folding:
             "delivery_count": due.delivery_count,
             "action": np.where(is_dead_letter, DecisionAction.DEAD_LETTER, DecisionAction.REDELIVER),
             "deadline_at_ms": state.on_brokers_clock(due.deadline_at_ms),
-            "tick_marker_offset": np.full(len(rows), tick_marker_offset),
-            "tick_at_ms": np.full(len(rows), state.appended_at_ms),
+            "tick_marker_offset": np.full(len(due), tick_marker_offset),
+            "tick_at_ms": np.full(len(due), state.appended_at_ms),
             "start_marker_offset": due.start_marker_offset,
             "is_silent": ~due.given_back & ~is_rejected,
         }

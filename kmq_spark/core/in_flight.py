@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kmq_spark.core.backoff import added_by_jitter_ms
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, OffsetRange
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ KEY_BITS = 48
 
 REJECTED = -1
 """Deadline of a rejected message. It is below every clock value, so the next TICK decides the message."""
+
+
+MOST_SPREAD = 200_000
+"""Number of messages with jitter of which at most deadlines are computed at once; each takes about 100 bytes."""
 
 
 def message_keys(queue_partition: int, message_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -68,6 +73,10 @@ def _no_rows() -> NDArray[np.int64]:
     return np.empty(0, dtype=np.int64)
 
 
+def _no_delays() -> NDArray[np.float64]:
+    return np.empty(0, dtype=np.float64)
+
+
 def _no_flags() -> NDArray[np.bool_]:
     return np.empty(0, dtype=np.bool_)
 
@@ -81,10 +90,12 @@ class Columns:
         key: Key of the first message of the run.
         count: Number of messages, at least 1.
         deadline_at_ms: Deadline, epoch milliseconds on the clock of the partition; `REJECTED` for rejected messages.
+            With jitter, the earliest that a message of the run may have.
         delivery_count: Deliveries so far.
         start_marker_offset: Marker offset of the last START.
         given_back: Whether a release or deferral ended the delivery; bool.
         text: Number of the run's text in `InFlight.texts`; 0 for none.
+        jitter_ms: The most that jitter adds to the deadline of a message; float64.
     """
 
     key: NDArray[np.int64] = field(default_factory=_no_rows)
@@ -94,6 +105,7 @@ class Columns:
     start_marker_offset: NDArray[np.int64] = field(default_factory=_no_rows)
     given_back: NDArray[np.bool_] = field(default_factory=_no_flags)
     text: NDArray[np.int64] = field(default_factory=_no_rows)
+    jitter_ms: NDArray[np.float64] = field(default_factory=_no_delays)
 
     def __len__(self) -> int:
         """Return the number of runs."""
@@ -112,9 +124,27 @@ class Columns:
         return run_ends(self.key, self.count)
 
     def messages(self) -> Columns:
-        """Return one row a message."""
+        """Return one row a message, with its own deadline."""
         rows, key = spread(self.key, self.count)
-        return _with_extent(self.take(rows), key, np.ones(len(key), dtype=np.int64))
+        each = _with_extent(self.take(rows), key, np.ones(len(key), dtype=np.int64))
+        if not self.jitter_ms.any():
+            return each
+        deadline_at_ms = each.deadline_at_ms + added_by_jitter_ms(key, each.delivery_count, each.jitter_ms)
+        return replace(each, deadline_at_ms=deadline_at_ms, jitter_ms=np.zeros(len(key)))
+
+    def latest_deadline_at_ms(self) -> NDArray[np.int64]:
+        """Return the latest deadline that a message of each run may have."""
+        return self.deadline_at_ms + self.jitter_ms.astype(np.int64)
+
+    def earliest_deadline_at_ms(self) -> int | None:
+        """Return the earliest deadline of a message, a lower bound where too many may have it; None for no messages."""
+        if not len(self):
+            return None
+        earliest = int(self.latest_deadline_at_ms().min())
+        may_be_earlier = self.take(self.deadline_at_ms < earliest)
+        if may_be_earlier.count.sum() > MOST_SPREAD:
+            return int(self.deadline_at_ms.min())
+        return int(may_be_earlier.messages().deadline_at_ms.min(initial=earliest))
 
     def merged(self, other: Columns) -> Columns:
         """Return the rows of both; the two must have no message in common."""

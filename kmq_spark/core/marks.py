@@ -59,7 +59,7 @@ class Marks:
 
     def split(self, table: InFlight) -> InFlight:
         """Return the table with its runs split where a range of marks begins or ends."""
-        return table.split_at(np.unique(np.append(self.first, self.end))) if len(self.first) else table
+        return table.split_at(np.sort(np.append(self.first, self.end))) if len(self.first) else table
 
     def cover(self, table: InFlight) -> NDArray[np.bool_]:
         """Return whether each row of a table that `split` returned is marked."""

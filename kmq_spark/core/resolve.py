@@ -11,8 +11,7 @@ Rule 5: no Python loop over events or over the events of one segment; a segment 
 when keep-alives pile up. Events are split into *leases*: one for each START, and one for the events before the first
 START of a segment. Each value of a lease is a numpy reduction over its events.
 Rule 6: a segment (`core.segments`) stands for all of its messages: they have the same events and the same row in the
-table. Only the jitter of a backoff differs between them, so a segment whose deadline has jitter becomes one row a
-message.
+table. What jitter adds to their deadlines differs; a row keeps only its most.
 
 `faults/oracle.py` implements the same rules with a dict, one message at a time. Property tests compare the two.
 Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
@@ -20,7 +19,7 @@ Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Counters
 
-_T = TypeVar("_T", np.int64, np.bool_)
+_T = TypeVar("_T", np.int64, np.bool_, np.float64)
 
 # The standing (state) of a message between events; REFUSED means rejected.
 ABSENT, LEASED, REFUSED = 0, 1, 2
@@ -118,16 +117,18 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: QueueRul
     start_marker_offset = events.marker_offset[leases.source[leases.first]]
     goes_on = np.flatnonzero(~leases.began & (leases.row >= 0))
     start_marker_offset[goes_on] = table.columns.start_marker_offset[leases.row[goes_on]]
+    shortest_ms, jitter_ms = rules.backoff.delays_ms(values.delivery_count)
     changed = Columns(
         leases.key,
         leases.count,
-        values.deadline_at_ms,
+        values.deadline_at_ms + shortest_ms * values.backs_off,
         values.delivery_count,
         start_marker_offset,
         values.given_back,
         text,
+        jitter_ms * values.backs_off,
     )
-    return InFlight(_final_rows(table.columns, leases, changed, values.backs_off, ends, rules=rules), texts)
+    return InFlight(_final_rows(table.columns, leases, changed, ends), texts)
 
 
 def _leases_of(table: InFlight, events: Events) -> _Leases:
@@ -234,25 +235,15 @@ def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters
     counters.end_unknown += total - int(weight.sum()) - late
 
 
-def _final_rows(
-    table: Columns,
-    leases: _Leases,
-    changed: Columns,
-    backs_off: NDArray[np.bool_],
-    ends: _Ends,
-    *,
-    rules: QueueRules,
-) -> Columns:
+def _final_rows(table: Columns, leases: _Leases, changed: Columns, ends: _Ends) -> Columns:
     """Return the rows of the table after all events."""
     is_known = leases.row >= 0
     stays = leases.is_last & (ends.after != ABSENT)
-    # With jitter each message has a deadline of its own: such a run is replaced by one row a message.
-    is_replaced = backs_off & (leases.count > 1) & rules.backoff.has_jitter
-    updated = np.flatnonzero(stays & is_known & ~is_replaced)
+    updated = np.flatnonzero(stays & is_known)
     columns = table
     if len(updated):
         rows = leases.row[updated]
-        new = _with_backoff(changed.take(updated), backs_off[updated], rules)
+        new = changed.take(updated)
         columns = Columns(
             columns.key,
             columns.count,
@@ -261,26 +252,14 @@ def _final_rows(
             _put(columns.start_marker_offset, rows, new.start_marker_offset),
             _put(columns.given_back, rows, new.given_back),
             _put(columns.text, rows, new.text),
+            _put(columns.jitter_ms, rows, new.jitter_ms),
         )
-    gone = leases.row[leases.is_last & is_known & (~stays | is_replaced)]
+    gone = leases.row[leases.is_last & is_known & ~stays]
     if len(gone):
         is_kept = np.ones(len(columns), dtype=np.bool_)
         is_kept[gone] = False
         columns = columns.take(is_kept)
-    added = np.flatnonzero(stays & (~is_known | is_replaced))
-    return columns.merged(_with_backoff(changed.take(added), backs_off[added], rules))
-
-
-def _with_backoff(rows: Columns, backs_off: NDArray[np.bool_], rules: QueueRules) -> Columns:
-    """Return the rows with backoff added to some deadlines; with jitter these become one row a message."""
-    if not rules.backoff.kind or not backs_off.any():
-        return rows
-    resting = rows.take(backs_off)
-    if rules.backoff.has_jitter:
-        resting = resting.messages()
-    delays_ms = rules.backoff.delays_ms(resting.key, resting.delivery_count)
-    resting = replace(resting, deadline_at_ms=resting.deadline_at_ms + delays_ms)
-    return rows.take(~backs_off).merged(resting)
+    return columns.merged(changed.take(np.flatnonzero(stays & ~is_known)))
 
 
 def _put(column: NDArray[_T], rows: NDArray[np.int64], values: NDArray[_T]) -> NDArray[_T]:

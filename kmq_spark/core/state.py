@@ -28,7 +28,7 @@ from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.in_flight import REJECTED, Columns, InFlight
 from kmq_spark.core.marks import Marks
 from kmq_spark.core.packing import pack_column, unpack_column
-from kmq_spark.core.policy import QueueRules
+from kmq_spark.core.policy import MAX_BACKOFF_MS, QueueRules
 from kmq_spark.core.rules_log import BEFORE_ALL, RulesLog
 from kmq_spark.errors import StateError
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.events import LoggedMarker
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
 _COUNT = struct.Struct("<I")
@@ -237,11 +237,14 @@ class PartitionState:
 
     def next_deadline_at_ms(self) -> int | None:
         """Return the earliest deadline of a message that is not marked, on the partition's clock; None for none."""
-        deadlines = self.in_flight.columns.deadline_at_ms
-        if self.marks.message_count:
-            table = self.marks.split(self.in_flight)
-            deadlines = table.columns.deadline_at_ms[~self.marks.cover(table)]
-        return int(deadlines.min()) if len(deadlines) else None
+        return self.unmarked().earliest_deadline_at_ms()
+
+    def unmarked(self) -> Columns:
+        """Return the messages in flight that are not marked, in runs."""
+        if not self.marks.message_count:
+            return self.in_flight.columns
+        table = self.marks.split(self.in_flight)
+        return table.columns.take(~self.marks.cover(table))
 
     @property
     def behind_ms(self) -> int:
@@ -322,7 +325,7 @@ class PartitionState:
 
 def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
     """Encode a table: its columns, then its texts."""
-    *columns, text = table.columns.arrays()
+    *columns, text, jitter_ms = table.columns.arrays()
     # Only the texts in use, in the order in which the rows use them, so that equal states have equal bytes.
     rows = np.flatnonzero(text)
     used, first, place = np.unique(text[rows], return_index=True, return_inverse=True)
@@ -333,7 +336,7 @@ def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
     numbers[rows] = number[place]
     texts = [table.texts[each].encode() for each in used[order].tolist()]
     pieces: list[bytes | memoryview] = []
-    for column in (*columns, numbers):
+    for column in (*columns, numbers, jitter_ms.view(np.int64)):
         pieces += pack_column(column.astype(np.int64, copy=False))
     pieces += pack_column(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
     return pieces + texts
@@ -377,11 +380,11 @@ def _parts_of(view: memoryview, at: int) -> tuple[InFlight, Marks, str, RulesLog
 def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:
     """Decode a table; return it and the position after it."""
     columns = []
-    for _ in range(8):
+    for _ in range(9):
         column, at = unpack_column(view, at)
         columns.append(column)
     *rows, text_lengths = columns
-    key, count, deadline_at_ms, delivery_count, start_marker_offset, given_back, text = rows
+    key, count, deadline_at_ms, delivery_count, start_marker_offset, given_back, text, jitter_ms = rows
     if any(len(column) != len(key) for column in rows):
         raise StateError(f"columns of unequal length: got {[len(column) for column in rows]!r}")
     if len(key) and int(count.min()) < 1:
@@ -392,5 +395,8 @@ def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:
         at += length
     if len(text) and not 0 <= text.min() <= text.max() < len(texts):
         raise StateError(f"texts contradict their rows: got number {text.max()} of {len(texts)} texts")
-    table = Columns(key, count, deadline_at_ms, delivery_count, start_marker_offset, given_back.astype(np.bool_), text)
+    flags, delays_ms = given_back.astype(np.bool_), jitter_ms.view(np.float64)
+    if not 0 <= delays_ms.min(initial=0) <= delays_ms.max(initial=0) <= MAX_BACKOFF_MS:
+        raise StateError(f"jitter out of bounds: got {delays_ms.max()} ms, allowed 0 to {MAX_BACKOFF_MS}")
+    table = Columns(key, count, deadline_at_ms, delivery_count, start_marker_offset, flags, text, delays_ms)
     return InFlight(table, tuple(texts)), at

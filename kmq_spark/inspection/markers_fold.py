@@ -87,7 +87,7 @@ class MarkersFold:
     def view(self, now_ms: int) -> PartitionView:
         """Return the present state; *now_ms* decides whose lease runs."""
         columns = self.state.in_flight.columns
-        deadlines_ms = self.state.on_brokers_clock(columns.deadline_at_ms)
+        deadlines_ms = self.state.on_brokers_clock(columns.latest_deadline_at_ms())
         has_deadline = columns.deadline_at_ms != REJECTED
         in_flight = deferred = 0
         oldest_at_ms: int | None = None

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.backoff import Backoff, BackoffKind, added_by_jitter_ms
 from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, PartitionState, fold
 from kmq_spark.core.in_flight import message_keys
 from kmq_spark.core.markers import Outcome, Release
 from kmq_spark.core.policy import QueueRules
 from tests.builders import begun, end, keep_alive, log, start, tick
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PLAIN = QueueRules(1)
 RESTING = QueueRules(1, backoff=Backoff(BackoffKind.LINEAR, initial_ms=1_000, max_ms=2_500))
@@ -229,6 +232,13 @@ def test_end_of_an_expired_message_by_an_earlier_tracker_takes_it_out() -> None:
             assert (result.status.in_flight, result.state.in_flight.reasons()) == (0, {})
 
 
+def delays_ms(backoff: Backoff, keys: NDArray[np.int64], counts: NDArray[np.int64]) -> list[int]:
+    """Return the backoff of each message."""
+    shortest_ms, jitter_ms = backoff.delays_ms(counts)
+    delays: list[int] = (shortest_ms + added_by_jitter_ms(keys, counts, jitter_ms)).tolist()
+    return delays
+
+
 @pytest.mark.parametrize("kind", BackoffKind)
 @given(st.integers(0, 2**62), st.integers(0, 2**31 - 1), st.floats(0, 1))
 def test_delay_lies_within_its_bounds_and_is_a_function_of_message_and_count(
@@ -237,17 +247,17 @@ def test_delay_lies_within_its_bounds_and_is_a_function_of_message_and_count(
     backoff = Backoff(kind, initial_ms=1_000, max_ms=43_200_000, jitter=jitter)
     whole = Backoff(kind, initial_ms=1_000, max_ms=43_200_000)
     keys, counts = np.array([key, key + 1]), np.array([count, count])
-    delays = backoff.delays_ms(keys, counts)
-    assert delays.tolist() == backoff.delays_ms(keys, counts).tolist()
-    assert backoff.delays_ms(keys[1:], counts[1:])[0] == delays[1]
-    for delay, longest in zip(delays.tolist(), whole.delays_ms(keys, counts).tolist(), strict=True):
+    delays = delays_ms(backoff, keys, counts)
+    assert delays == delays_ms(backoff, keys, counts)
+    assert delays_ms(backoff, keys[1:], counts[1:]) == delays[1:]
+    for delay, longest in zip(delays, delays_ms(whole, keys, counts), strict=True):
         assert (1 - jitter) * longest - 1 <= delay <= longest <= 43_200_000
 
 
 def test_delays_grow_as_their_kind_says() -> None:
     counts = np.array([0, 1, 2, 3, 4, 40])
     keys = message_keys(0, np.arange(6))
-    grown = {kind: Backoff(kind, 100, 350).delays_ms(keys, counts).tolist() for kind in BackoffKind}
+    grown = {kind: delays_ms(Backoff(kind, 100, 350), keys, counts) for kind in BackoffKind}
     assert grown == {
         BackoffKind.NONE: [0] * 6,
         BackoffKind.CONSTANT: [100] * 6,
@@ -257,8 +267,9 @@ def test_delays_grow_as_their_kind_says() -> None:
 
 
 def test_jitter_spreads_messages_that_failed_together() -> None:
-    delays = Backoff(BackoffKind.CONSTANT, 1_000, 1_000, 1.0).delays_ms(np.arange(1_000), np.ones(1_000, np.int64))
-    per_tenth = np.bincount(np.minimum(delays // 100, 9), minlength=10)
+    jittery = Backoff(BackoffKind.CONSTANT, 1_000, 1_000, 1.0)
+    delays = delays_ms(jittery, np.arange(1_000), np.ones(1_000, np.int64))
+    per_tenth = np.bincount(np.minimum(np.array(delays) // 100, 9), minlength=10)
     assert per_tenth.min() > 60  # 100 of 1,000 in each tenth, more or less
 
 
@@ -266,7 +277,7 @@ def test_jitter_of_a_message_and_delivery_is_the_same_in_every_build() -> None:
     """Decisions are a function of the log: a tracker of another build that replays it finds the same deadlines."""
     keys = np.concatenate((message_keys(0, np.array([0, 7])), message_keys(3, np.array([7, 2**40]))))
     backoff = Backoff(BackoffKind.EXPONENTIAL, 1_000, 60_000, 0.5)
-    assert [backoff.delays_ms(keys, np.full(4, count)).tolist() for count in (1, 2, 3)] == [
+    assert [delays_ms(backoff, keys, np.full(4, count)) for count in (1, 2, 3)] == [
         [917, 923, 554, 930],
         [1_491, 1_126, 1_817, 1_431],
         [2_049, 2_085, 2_341, 3_764],
@@ -275,15 +286,17 @@ def test_jitter_of_a_message_and_delivery_is_the_same_in_every_build() -> None:
 
 def test_doubling_stops_at_the_longest_delay_however_many_deliveries_there_were() -> None:
     backoff = Backoff(BackoffKind.EXPONENTIAL, 1, 10**9)
-    delays = backoff.delays_ms(np.arange(5), np.array([1, 10, 11, 31, 2**31 - 1]))
-    assert delays.tolist() == [1, 512, 1_024, 10**9, 10**9]
+    delays = delays_ms(backoff, np.arange(5), np.array([1, 10, 11, 31, 2**31 - 1]))
+    assert delays == [1, 512, 1_024, 10**9, 10**9]
 
 
 def test_jitter_gives_each_message_of_a_run_a_deadline_and_nothing_else_of_its_own() -> None:
     """START, KEEPALIVE and rules come in three batches; the messages keep the START that began their lease."""
     jittery = QueueRules(1, backoff=Backoff(BackoffKind.CONSTANT, initial_ms=1_000, max_ms=1_000, jitter=1.0))
     leased = folded(start(count=5), rules=jittery).state
-    columns = folded(keep_alive(count=3, at_ms=2_000), state=leased, rules=jittery).state.in_flight.columns
+    table = folded(keep_alive(count=3, at_ms=2_000), state=leased, rules=jittery).state.in_flight
+    assert table.run_count == 2
+    columns = table.columns.messages()
     assert columns.count.tolist() == [1] * 5
     assert columns.start_marker_offset.tolist() == [0] * 5
     assert len(set(columns.deadline_at_ms.tolist())) == 5

@@ -34,7 +34,10 @@ def state_of(*rows: tuple[int, int, int, int], reasons: dict[int, str] | None = 
     key, given_back = columns[0], columns[2] % 2 == 1
     texts, number = with_texts(("",), [(reasons or {}).get(each, "") for each in key.tolist()])
     return PartitionState(
-        InFlight(Columns(key, np.ones_like(key), columns[1], columns[2], columns[3], given_back, number), texts),
+        InFlight(
+            Columns(key, np.ones_like(key), *columns[1:4], given_back, number, columns[2] % 3 / 4),
+            texts,
+        ),
         5_000,
         42,
         Counters(started=3, unreadable=1),
@@ -43,7 +46,9 @@ def state_of(*rows: tuple[int, int, int, int], reasons: dict[int, str] | None = 
 
 def rows_of(state: PartitionState) -> list[list[int]]:
     """Return the rows of a state."""
-    return [column.tolist() for column in state.in_flight.columns.arrays()[:-1]]
+    return [
+        column.tolist() for column in state.in_flight.columns.arrays() if column is not state.in_flight.columns.text
+    ]
 
 
 def one(value: int) -> bytes:
@@ -172,12 +177,16 @@ def test_outcome_of_a_batch_is_a_value() -> None:
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 1, 0, 0) + bytes(8 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(32 + 12 * 24 + 8) + b"x"), "length differs: got 329 bytes, 328 expected"),
-        (sealed(0, bytes(32) + COLUMN_OF_ONE * 8), "run without messages: got count 0, minimum 1"),
+        (sealed(0, bytes(32 + 13 * 24 + 8) + b"x"), "length differs: got 353 bytes, 352 expected"),
+        (sealed(0, bytes(32) + COLUMN_OF_ONE * 9), "run without messages: got count 0, minimum 1"),
         # One run, whose text is the third of the empty one and another.
         (
-            sealed(0, bytes(32) + COLUMN_OF_ONE + one(1) + COLUMN_OF_ONE * 4 + one(2) + one(1) + b"x"),
+            sealed(0, bytes(32) + COLUMN_OF_ONE + one(1) + COLUMN_OF_ONE * 4 + one(2) + COLUMN_OF_ONE + one(1) + b"x"),
             "texts contradict their rows: got number 2 of 2 texts",
+        ),
+        (
+            sealed(0, bytes(32) + COLUMN_OF_ONE + one(1) + COLUMN_OF_ONE * 5 + one(-1) + bytes(24)),
+            "jitter out of bounds: got nan ms, allowed 0 to 43200000",
         ),
     ],
 )
@@ -207,7 +216,7 @@ def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
     # clock, append time of the last record, next marker offset, last TICK that decided, started, renewed
     numbers = struct.pack("<qqqqqq", 5_000, 4_000, 42, -1, 3, 1)
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(12 * 24 + 8)))
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(13 * 24 + 8)))
     assert (state.clock_ms, state.appended_at_ms, state.next_marker_offset) == (5_000, 4_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 
