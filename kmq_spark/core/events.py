@@ -43,12 +43,13 @@ class Events:
     """
     Events in log order, and the markers they come from.
 
-    `key`, `count` and `source` have one value an event; all other columns have one value a marker.
+    `key`, `count`, `source` and `times` have one value an event; all other columns have one value a marker.
 
     Attributes:
         key: Key of the first message of each event.
         count: Number of messages of each event, adjacent in one queue partition.
         source: Index of the event's marker in the marker columns.
+        times: Number of equal events that this one stands for, itself included.
         type: A `MarkerType`.
         marker_offset: Offset of the marker in the markers partition.
         deadline_at_ms: START, KEEPALIVE: clock plus lease; for a deferral, not before the instant it names.
@@ -64,6 +65,7 @@ class Events:
     key: NDArray[np.int64]
     count: NDArray[np.int64]
     source: NDArray[np.int64]
+    times: NDArray[np.int64]
     type: NDArray[np.int64]
     marker_offset: NDArray[np.int64]
     deadline_at_ms: NDArray[np.int64]
@@ -79,13 +81,35 @@ class Events:
         """Return the number of events."""
         return len(self.key)
 
-    def take(self, rows: NDArray[np.bool_] | slice) -> Events:
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Events:
         """Return some of the events, of the same markers."""
-        return self.with_extent(self.key[rows], self.count[rows], self.source[rows])
+        return replace(
+            self, key=self.key[rows], count=self.count[rows], source=self.source[rows], times=self.times[rows]
+        )
 
-    def with_extent(self, key: NDArray[np.int64], count: NDArray[np.int64], source: NDArray[np.int64]) -> Events:
-        """Return other events of the same markers."""
-        return replace(self, key=key, count=count, source=source)
+    def without_repeats(self) -> Events:
+        """
+        Return the events with equal ones as one, where this changes nothing.
+
+        Of equal KEEPALIVEs the last one counts, unless a START or END is between them. Of equal ENDs the first one
+        counts, unless a START is between them.
+        """
+        is_start, is_end = ((self.type == each)[self.source] for each in (MarkerType.START, MarkerType.END))
+        rows = np.flatnonzero(~is_start)
+        if not len(rows):
+            return self
+        source, ends = self.source[rows], is_end[rows]
+        since = np.where(ends, np.cumsum(is_start)[rows], np.cumsum(is_start | is_end)[rows])
+        kinds = (self.type, self.release, self.never_handed_out, self.outcome, self.by_tracker)
+        alike = np.stack((self.key[rows], self.count[rows], since, *(kind[source] for kind in kinds)))
+        order = np.lexsort(alike)  # stable: equal events stay in the order of the log
+        differs = (alike[:, order[1:]] != alike[:, order[:-1]]).any(axis=0)
+        first, last = np.flatnonzero(np.append(True, differs)), np.flatnonzero(np.append(differs, True))
+        kept = rows[order[np.where(ends[order[first]], first, last)]]
+        times = self.times.copy()
+        times[kept] = np.add.reduceat(times[rows[order]], first)
+        is_start[kept] = True
+        return replace(self, times=times).take(is_start)
 
 
 class EventBuffer:
@@ -141,6 +165,7 @@ class EventBuffer:
             key,
             count,
             source,
+            np.ones_like(source),
             marker_type,
             marker_offset,
             deadline_at_ms,

@@ -162,11 +162,10 @@ class _Folding:
             return
         state, waiting = self.state, self._buffer.events()
         while len(waiting):
-            events, in_flight, taken = cut_to_segments(waiting, state.in_flight)
+            events, in_flight, waiting = cut_to_segments(waiting, state.in_flight)
             state.in_flight = resolve(in_flight, events, state.counters, self._rules).coalesced()
             by_tracker = events.by_tracker[events.source]
             state.marks = state.marks.without_runs(events.key[by_tracker], events.count[by_tracker])
-            waiting = waiting.take(slice(taken, None))
 
     def _change_rules(self, marker_offset: int, rules: QueueRules | None) -> None:
         """Apply the markers below this one under the old rules, then put the new rules in force."""

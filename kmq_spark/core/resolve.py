@@ -48,6 +48,7 @@ class _Leases:
     Attributes:
         source: Index of each event's marker.
         weight: Number of messages of each event.
+        times: Number of equal events that each event stands for.
         of_event: Index of each event's lease.
         first: Index of the first event of each lease.
         began: Whether a START opens the lease; otherwise it continues a lease in the table.
@@ -61,6 +62,7 @@ class _Leases:
 
     source: NDArray[np.int64]
     weight: NDArray[np.int64]
+    times: NDArray[np.int64]
     of_event: NDArray[np.int64]
     first: NDArray[np.int64]
     began: NDArray[np.bool_]
@@ -151,7 +153,9 @@ def _leases_of(table: InFlight, events: Events) -> _Leases:
     is_last = np.ones(len(first), dtype=np.bool_)
     is_last[:-1] = opens_key[1:]
     of_event = np.cumsum(is_first) - 1
-    return _Leases(source, weight, of_event, first, began, lease_key, weight[first], row, before, is_last)
+    return _Leases(
+        source, weight, events.times[order], of_event, first, began, lease_key, weight[first], row, before, is_last
+    )
 
 
 def _standing(table: InFlight, rows: NDArray[np.int64]) -> NDArray[np.int8]:
@@ -216,7 +220,8 @@ def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters
     """Count ENDs: those with an effect by outcome, the others by writer."""
     count = len(leases.source)
     is_end = (events.type == MarkerType.END)[leases.source]
-    total = int(leases.weight[is_end].sum())
+    named = leases.weight * leases.times
+    total = int(named[is_end].sum())
     if not total:
         return
     by_tracker = events.by_tracker[leases.source]
@@ -230,7 +235,7 @@ def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters
     counters.expired += outcomes[Outcome.EXPIRED] - dead_on_expiry
     counters.redelivered += outcomes[Outcome.REDELIVERED]
     counters.dead_lettered += outcomes[Outcome.DEAD_LETTERED]
-    late = int(leases.weight[by_tracker].sum()) - int(weight[by_tracker[effective]].sum())
+    late = int(named[by_tracker].sum()) - int(weight[by_tracker[effective]].sum())
     counters.end_late += late
     counters.end_unknown += total - int(weight.sum()) - late
 
@@ -292,9 +297,9 @@ def _lease_values(
     if len(renewing):
         of_lease = leases.of_event[renewing]
         is_known = (leases.before[of_lease] == LEASED) & (renewing < ends.end[of_lease])
-        weight = leases.weight[renewing]
-        counters.kept_alive += int(weight[is_known].sum())
-        counters.keepalive_unknown += int(weight[~is_known].sum())
+        named, times = leases.weight[renewing] * leases.times[renewing], leases.times[renewing[is_known]]
+        counters.kept_alive += int(named[is_known].sum())
+        counters.keepalive_unknown += int(named[~is_known].sum())
         of_lease, source = of_lease[is_known], leases.source[renewing[is_known]]
         # Events are in log order; when several values are assigned to one index, numpy keeps the last.
         deadline_at_ms[of_lease] = events.deadline_at_ms[source]
@@ -306,8 +311,8 @@ def _lease_values(
         delay_ms = np.zeros(len(delivery_count), dtype=np.int64)
         delay_ms[of_lease] = events.lease_ms[source]
         # Clamping once after subtracting all of them equals clamping at 0 after each one.
-        uncounted = np.bincount(of_lease[is_uncounted], minlength=len(delivery_count))
-        delivery_count = np.maximum(delivery_count - uncounted, 0)
+        uncounted = np.bincount(of_lease, is_uncounted * times, minlength=len(delivery_count))
+        delivery_count = np.maximum(delivery_count - uncounted.astype(np.int64), 0)
         failed_by[of_lease] = source
         failed_by[~has_failed] = -1
         if rules.max_deliveries:

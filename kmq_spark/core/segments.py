@@ -13,6 +13,7 @@ Source: coordinate compression, as in sweep-line algorithms; interval maps.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1_000_000
 """
-Number of events after cutting from which on the remaining events wait for another pass; a pass takes about 100 bytes
-each.
+Number of events after cutting from which on equal events become one, and then the remaining ones wait for another pass;
+a pass takes about 100 bytes each.
 
 A KEEPALIVE of 100,000 messages that were started one by one is 100,000 events, and there may be many of them.
 """
@@ -41,12 +42,12 @@ class Cut(NamedTuple):
     Attributes:
         events: One event a segment, ordered by the log.
         table: The table, with runs split where a segment begins or ends. It is not coalesced.
-        taken: Number of events that were cut; the others wait for another pass.
+        waiting: Events that wait for another pass.
     """
 
     events: Events
     table: InFlight
-    taken: int
+    waiting: Events
 
 
 def cut_to_segments(events: Events, table: InFlight) -> Cut:
@@ -56,6 +57,8 @@ def cut_to_segments(events: Events, table: InFlight) -> Cut:
     cuts = np.unique(np.concatenate([first, end, runs.key.astype(np.uint64), runs.ends()]))
     begin, stop = np.searchsorted(cuts, first), np.searchsorted(cuts, end)
     rows = np.cumsum(stop - begin)
+    if rows[-1] > MOST_ROWS and len(fewer := events.without_repeats()) < len(events):
+        return cut_to_segments(fewer, table)
     taken = max(1, int(np.searchsorted(rows, MOST_ROWS, side="right")))
     if rows[taken - 1] == taken:
         cut = events.take(slice(taken))
@@ -63,8 +66,8 @@ def cut_to_segments(events: Events, table: InFlight) -> Cut:
         of_event, segment = spread(begin[:taken], (stop - begin)[:taken])
         key = cuts[segment].astype(np.int64)
         count = (cuts[segment + 1] - cuts[segment]).astype(np.int64)
-        cut = events.with_extent(key, count, events.source[of_event])
-    return Cut(cut, table.split_at(cuts), taken)
+        cut = replace(events.take(of_event), key=key, count=count)
+    return Cut(cut, table.split_at(cuts), events.take(slice(taken, None)))
 
 
 def areas_of(first: NDArray[np.uint64], end: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

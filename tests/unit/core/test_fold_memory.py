@@ -1,4 +1,4 @@
-"""How much memory the fold needs, whatever a marker names: a few bytes of any writer must not cost gigabytes."""
+"""What the fold costs, whatever a marker names: a few bytes of any writer must cost neither gigabytes nor minutes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import fold
-from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER
+from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, Outcome, Release
 from kmq_spark.core.policy import QueueRules
+from kmq_spark.core.resolve import resolve
 from tests.builders import begun, end, keep_alive, log, start, tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kmq_spark.core.events import LoggedMarker
+    from kmq_spark.core.events import Events, LoggedMarker
+    from kmq_spark.core.in_flight import InFlight
+    from kmq_spark.core.state import Counters
 
 MARKERS = 200
 MOST_BYTES = 200_000_000
@@ -40,6 +45,46 @@ def test_flood_of_markers_that_name_many_messages_is_folded_in_bounded_memory(
     assert result.state.in_flight.run_count <= MARKERS
     total, counters = MARKERS * MAX_MESSAGES_PER_MARKER, result.state.counters
     assert counters.started + counters.renewed + counters.keepalive_unknown + counters.end_unknown == total
+
+
+FRAGMENTS = 100
+FRAGMENTED = start(ranges=[(2 * each, 1) for each in range(FRAGMENTS)])
+ONE_OF_ANY_KIND = st.one_of(
+    st.builds(start, st.just(0), count=st.just(MAX_MESSAGES_PER_MARKER), never_handed_out=st.booleans()),
+    st.builds(
+        keep_alive,
+        st.just(0),
+        count=st.just(MAX_MESSAGES_PER_MARKER),
+        release=st.sampled_from(Release),
+        lease_ms=st.just(0),
+    ),
+    st.builds(
+        end,
+        st.just(0),
+        count=st.just(MAX_MESSAGES_PER_MARKER),
+        outcome=st.sampled_from(Outcome),
+        term=st.sampled_from([0, 1]),
+    ),
+)
+
+
+@given(ONE_OF_ANY_KIND, ONE_OF_ANY_KIND, st.sampled_from([None, JITTERY]))
+def test_flood_of_one_marker_over_fragments_costs_its_ranges_and_not_the_fragments(
+    first: LoggedMarker, one: LoggedMarker, rules: QueueRules | None
+) -> None:
+    """Rows that the fold works on, and rows of its table: 60,000 where each marker was an event for each fragment."""
+    rows: list[int] = []
+
+    def counted(table: InFlight, events: Events, counters: Counters, in_force: QueueRules) -> InFlight:
+        rows.append(len(events))
+        return resolve(table, events, counters, in_force)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kmq_spark.core.fold.resolve", counted)
+        patched.setattr("kmq_spark.core.segments.MOST_ROWS", 1_000)
+        result = fold(begun(rules), log(FRAGMENTED, first, *[one] * 300))
+    assert sum(rows) < 4_000
+    assert result.state.in_flight.run_count <= 2 * FRAGMENTS + 1
 
 
 def test_table_brought_up_to_date_within_a_batch_is_what_it_is_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

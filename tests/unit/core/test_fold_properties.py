@@ -207,11 +207,16 @@ def test_log_cut_into_any_batches_gives_the_same(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(logs(), RULES, st.integers(1, 9), st.integers(1, 9))
+@given(logs(), RULES, st.tuples(st.integers(1, 30), st.integers(1, 9), st.integers(1, 3)))
 def test_table_brought_up_to_date_in_small_steps_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, markers: list[LoggedMarker], rules: QueueRules | None, ranges: int, rows: int
+    monkeypatch: pytest.MonkeyPatch,
+    markers: list[LoggedMarker],
+    rules: QueueRules | None,
+    bounds: tuple[int, int, int],
 ) -> None:
-    """How much is gathered, and how much is cut in one pass, are matters of memory, not of rules."""
+    """How much is gathered, and how much is cut in one pass, are matters of cost, not of rules."""
+    ranges, rows, times = bounds
+    markers = log(*(each._replace(marker_offset=-1) for each in markers for _ in range(times)))
     expected_decisions, expected_state = folded([markers], rules)
     with monkeypatch.context() as patched:
         patched.setattr("kmq_spark.core.fold.MOST_RANGES_BUFFERED", ranges)
