@@ -76,12 +76,23 @@ class _AbortableError(Exception):
 
 
 class TransactionalProducer:
-    """A producer that writes only in transactions; *role* names its program in texts, `tracker` has failpoints."""
+    """
+    A producer that writes only in transactions; *role* names its program in texts, `tracker` has failpoints.
+
+    With *attempts* of 1, no work is repeated: if the broker has forgotten an idle transactional id, an abort gives the
+    producer a new epoch, although a newer producer may have written meanwhile.
+    """
 
     def __init__(
-        self, config: Mapping[str, str | int | float | bool], timeout: float, *, role: str = "tracker"
+        self,
+        config: Mapping[str, str | int | float | bool],
+        timeout: float,
+        *,
+        role: str = "tracker",
+        attempts: int = ATTEMPTS,
     ) -> None:
         self._role = role
+        self._attempts = attempts
         self._timeout = timeout
         self._name = str(config["transactional.id"])
         self._producer = make_client(Producer, config)
@@ -182,10 +193,9 @@ class TransactionalProducer:
                 if (now_known := progress()) > known:
                     attempt, known = 1, now_known
                     continue
-                if attempt == ATTEMPTS:
+                if attempt == self._attempts:
                     message = (
-                        f"cannot commit a transaction of {self._name}: "
-                        f"{error}, in {ATTEMPTS} attempts; check the broker"
+                        f"cannot commit a transaction of {self._name}: {error}, in {attempt} attempts; check the broker"
                     )
                     raise KafkaClientError(message, code="_ABORTED", retriable=True) from error
                 logger.warning(

@@ -3,7 +3,7 @@ One life of a producer id: fence the older one, then write messages and their po
 
 Rule 1: a life is one process with a producer id; its generation is that of the life before, plus 1. The sequence counts
 the committed messages of all lives, without a gap.
-Rule 2: the position record in the log decides. A new life, and one with an unknown outcome, makes a new Kafka producer
+Rule 2: the position record in the log decides. A new life, and one whose transaction failed, makes a new Kafka producer
 with the same transactional id, which ends what is open, writes an own record, and reads the newest position below it.
 
 Source: Kafka's proposal "Idempotent Producer" (pid, sequence, generation); KIP-98; KIP-588 for why a time-out looks
@@ -170,7 +170,7 @@ class Life:
         """Fence older lives, end what is open, and read the newest position, which cannot change any more."""
         while True:
             try:
-                producer = TransactionalProducer(self._config, self._timeout, role="producer")
+                producer = TransactionalProducer(self._config, self._timeout, role="producer", attempts=1)
                 ends = write_own(producer, [own_tombstone(self._log.topic)])
                 return producer, self._log.newest(self.key, ends)
             except KafkaClientError as error:
