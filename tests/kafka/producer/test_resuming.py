@@ -10,6 +10,7 @@ import pytest
 
 from kmq_spark.core.producing import ProducerState
 from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, TopicError, UsageError
+from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer import resuming
 from kmq_spark.producer.resuming import ResumingProducer
 from kmq_spark.wire.position import decode_state
@@ -74,6 +75,29 @@ def test_position_moves_without_a_message(queue: Queue) -> None:
     with producer_of(queue) as producer:
         assert (producer.position, producer.sequence) == (10, 0)
     assert seen(queue) == []
+
+
+@pytest.mark.parametrize("messages", [[], ["a"]])
+def test_commit_whose_answer_is_lost_is_not_repeated(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    """The position tells it: without messages the sequence is the same before and after."""
+    with producer_of(queue) as producer:
+        run = TransactionalProducer.run
+
+        def without_answer(client: TransactionalProducer, *work: Any, **options: Any) -> None:
+            monkeypatch.setattr(TransactionalProducer, "run", run)
+            run(client, *work, **options)
+            raise KafkaClientError("no answer", code="_TIMED_OUT", retriable=True)
+
+        monkeypatch.setattr(TransactionalProducer, "run", without_answer)
+        for message in messages:
+            producer.send(message)
+        producer.commit(7)
+        assert (producer.position, producer.sequence) == (7, len(messages))
+    written = [record.value() or b"" for record in read_all(queue.bootstrap_servers, f"{queue.name}.producers")]
+    assert [b'"position":7' in value for value in written].count(True) == 1
+    assert len(seen(queue)) == len(messages)
 
 
 def test_messages_after_the_last_commit_are_dropped_and_reported(queue: Queue) -> None:
