@@ -116,7 +116,8 @@ class Coordinator:
         metadata: Any bytes that other members can read, at most 4,096.
         fast_reclaim: Take over the claims of the previous process with this *client_id* at once. Set it only if that
             process no longer runs.
-        assign: Function that assigns tasks while this member is the leader; use the same one in all members.
+        assign: Function that assigns tasks while this member is the leader, called in a separate thread; use the same
+            one in all members.
         on_change: Called in a separate thread with the effects of each batch of records. A slow call delays only the
             next one.
         topic: The coordination topic.
@@ -167,7 +168,7 @@ class Coordinator:
         self._session: Session | None = None
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
-        self._caller: threading.Thread | None = None
+        self._helpers: list[threading.Thread] = []
         self._changes: queue.SimpleQueue[list[Effect] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
 
@@ -199,6 +200,7 @@ class Coordinator:
         """
         until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
         session = self._begin(until_s)
+        self._start_helper("assign", self._lead, session)
         try:
             self._join(session, until_s)
         except BaseException:
@@ -227,8 +229,8 @@ class Coordinator:
                 same client id and `fast_reclaim` takes them over.
         """
         leave = leave and not self.has_running_tasks
-        session, channel, thread, caller = self._session, self._channel, self._thread, self._caller
-        self._session = self._channel = self._thread = self._caller = None
+        session, channel, thread, helpers = self._session, self._channel, self._thread, self._helpers
+        self._session, self._channel, self._thread, self._helpers = None, None, None, []
         if session is not None:
             try:
                 session.stop(leave=leave)
@@ -242,8 +244,9 @@ class Coordinator:
             channel.flush(_STOP_S if leave else 1.0)
             channel.close()
         self._changes.put(None)
-        if caller is not None and caller is not threading.current_thread():  # `on_change` may call this
-            caller.join(_STOP_S)
+        for helper in helpers:
+            if helper is not threading.current_thread():  # `on_change` may call this
+                helper.join(_STOP_S)
 
     # Claims.
 
@@ -338,19 +341,24 @@ class Coordinator:
         Wait until a condition holds.
 
         Args:
-            condition: Called with `view()` after each batch of records.
+            condition: Called with `view()`, in this thread, after each batch of records.
             timeout: Maximum time, seconds or a timedelta.
 
         Returns:
             Whether the condition holds.
         """
         session = self._joined()
-        wait_s = milliseconds("timeout", timeout) / 1000
-        with session.changed:
-            session.changed.wait_for(lambda: session.failure is not None or condition(view_of(session.world)), wait_s)
-            if session.failure is not None:
-                raise session.failure
-            return condition(view_of(session.world))
+        until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
+        while True:
+            with session.changed:
+                if session.failure is not None:
+                    raise session.failure
+                view = view_of(session.world)
+            if condition(view):  # without the lock: heartbeats go on
+                return True
+            if (left_s := until_s - time.monotonic()) <= 0:
+                return False
+            session.wait_for_record(view.next_offset, left_s)
 
     @property
     def failure(self) -> KmqError | None:
@@ -406,9 +414,7 @@ class Coordinator:
         )
         if self._on_change is not None:
             session.on_effects = self._changes.put
-            name = f"kmq-coordination-callbacks-{self.group}"
-            self._caller = threading.Thread(target=self._call_back, name=name, daemon=True)
-            self._caller.start()
+            self._start_helper("callbacks", self._call_back)
         self._thread = threading.Thread(
             target=self._run, args=(session, self._stopping), name=f"kmq-coordination-{self.group}", daemon=True
         )
@@ -449,6 +455,18 @@ class Coordinator:
         except Exception as error:
             logger.exception("coordination of group %s ended", self.group, extra={"action": "coordination_ended"})
             session.fail(KmqError(f"coordination of group {self.group!r} ended: {error!r}; see the log"))
+
+    def _start_helper(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        """Start a thread for functions of the user."""
+        name = f"kmq-coordination-{name}-{self.group}"
+        helper = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        self._helpers.append(helper)
+        helper.start()
+
+    def _lead(self, session: Session) -> None:
+        """Assign tasks whenever this member leads, until stopped; in a thread."""
+        while not self._stopping.is_set() and session.failure is None:
+            session.assign_tasks()
 
     def _call_back(self) -> None:
         """Call `on_change` with what has arrived, until closed; in a thread."""

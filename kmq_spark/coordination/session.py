@@ -4,7 +4,8 @@ One process in a group: it reads the group's partition, heartbeats, and keeps wh
 Rule 1: one lock (`changed`) protects world, holds and claims. Records get their sequence number and are queued under
 it, so both have the same order.
 Rule 2: when a hold is over by the clock, its claim ends before anything else is read. A late renewal changes nothing.
-Rule 3: a lost claim is released T after the end of its hold, or lapses: work under it may last longer than the hold.
+Rule 3: no function of a user is called under the lock, or in the thread that heartbeats.
+Rule 4: a lost claim is released T after the end of its hold, or lapses: work under it may last longer than the hold.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import replace
 from threading import Condition, RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kmq_spark.coordination.claim import Claim
 from kmq_spark.core.coordination.effects import Applied, Change, Ignored
 from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
+from kmq_spark.core.coordination.leader import ASSIGNMENTS_AT_ONCE, changes
 from kmq_spark.core.coordination.records import HeldPosition, Record, RecordType
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, UsageError, WireError
 from kmq_spark.wire.coordination import encode_record
@@ -161,6 +164,11 @@ class Session:
         message = f"{kind.name} was not read back within {wait_s:g} s{trouble}; check the broker and the rights"
         raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
+    def wait_for_record(self, offset: int, wait_s: float) -> None:
+        """Wait until the record at an offset was read, or the session is over."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.world.next_offset > offset or self.failure is not None, wait_s)
+
     def join(self, wait_s: float) -> Applied:
         """Write a JOIN and wait until this instance is a member, or is refused; from now on the thread heartbeats."""
         with self.changed:
@@ -286,10 +294,10 @@ class Session:
             if self._channel.failure is not None:
                 self.fail(self._channel.failure)
             if effects:
-                self._duties.note_change()
+                self._duties.has_news = True
                 self.on_effects(effects)
-            if self.failure is None and self.is_member and self.world.leader == self.client_id:
-                self._lead()
+            if self._is_leading() and self._duties.is_snapshot_due(self.world, self._clock_ms()):
+                self._write_snapshot()
             self.changed.notify_all()
 
     def fail(self, error: KmqError) -> None:
@@ -313,19 +321,43 @@ class Session:
         if self.claims and self._clock_ms() >= self.until_ms:
             self._lose_all("no renewal was read back from the log for T")
 
-    def _lead(self) -> None:
-        """Assign tasks and write a snapshot if they are due."""
+    def _is_leading(self) -> bool:
+        is_well = self._wants_membership and self.failure is None and self.is_member
+        return is_well and self.world.leader == self.client_id
+
+    def _write_snapshot(self) -> None:
         try:
-            for assignments in self._duties.assignments(self.world, self._clock_ms()):
-                self.send(RecordType.ASSIGN, generation=self.world.generation, assignments=assignments)
-            if self._duties.is_snapshot_due(self.world, self._clock_ms()):
-                for part in snapshot_parts(self.world):
-                    self.send(RecordType.SNAPSHOT, snapshot=part)
-        except KafkaClientError as error:
-            self._duties.note_change()
-            logger.warning("cannot lead: %s", error, extra={"action": "lead_failed"})
-        except WireError as error:
+            for part in snapshot_parts(self.world):
+                self.send(RecordType.SNAPSHOT, snapshot=part)
+        except (KafkaClientError, WireError) as error:
             logger.warning("cannot write a snapshot: %s", error, extra={"action": "snapshot_failed"})
+
+    def _must_assign(self) -> bool:
+        return self._is_leading() and self._duties.is_assign_due(self.world, self._clock_ms())
+
+    def assign_tasks(self, wait_s: float = LONGEST_READ_S) -> None:
+        """Assign the tasks if that is due within this time; after an error, try again after T. In another thread."""
+        with self.changed:
+            if not self.changed.wait_for(self._must_assign, wait_s):
+                return
+            self._duties.has_news = False
+            world = replace(self.world, members=self.world.members.copy(), tasks=self.world.tasks.copy())
+        try:
+            rows = changes(world, self._duties.assign)
+            with self.changed:
+                if not self._is_leading() or self.world.generation != world.generation:
+                    return
+                starts = range(0, len(rows), ASSIGNMENTS_AT_ONCE)
+                # Do not wait longer than T for a record to be read back.
+                self._duties.note_assigns(len(starts), self._clock_ms() + self.heartbeat_ms)
+                for start in starts:
+                    part = tuple(rows[start : start + ASSIGNMENTS_AT_ONCE])
+                    self.send(RecordType.ASSIGN, generation=world.generation, assignments=part)
+        except Exception:
+            logger.exception("cannot assign the tasks", extra={"action": "assign_failed"})
+            with self.changed:
+                self._duties.has_news = True
+                self._duties.note_assigns(1, self._clock_ms() + self.heartbeat_ms)
 
     def _take(self, logged: LoggedBytes) -> list[Effect]:
         """Apply a record, and note what it says about this process."""

@@ -143,3 +143,4 @@ def pass_time(partition: Partition, passed_ms: float, *processes: Process) -> No
         partition.now_ms = min(until_ms, partition.now_ms + T / 20)
         for process in processes:
             process.session.turn()
+            process.session.assign_tasks(0)

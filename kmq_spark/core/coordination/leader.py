@@ -91,34 +91,27 @@ class Duties:
     """
     Decides what a leader must write now.
 
-    *now_ms* is the member's monotonic clock. The time of the last snapshot is unknown and counts as now.
+    `has_news`: whether the group has changed since the tasks were assigned. *now_ms* is the member's monotonic clock. The
+    time of the last snapshot is unknown and counts as now.
     """
 
     def __init__(self, assign: Assign, snapshot_every_ms: float, now_ms: float) -> None:
-        self.snapshot_every_ms = snapshot_every_ms
-        self._assign = assign
-        self._has_news = True
+        self.assign, self.snapshot_every_ms = assign, snapshot_every_ms
+        self.has_news = True
         self._on_their_way, self._given_up_ms = 0, NEVER_HELD
         self._snapshot_ms = now_ms
 
-    def note_change(self) -> None:
-        """Note that the group has changed, or that an ASSIGN could not be written."""
-        self._has_news = True
+    def note_assigns(self, records: int, until_ms: float) -> None:
+        """Note that so many ASSIGNs are on their way; wait for them until then."""
+        self._on_their_way, self._given_up_ms = records, until_ms
 
     def note_assign_read(self) -> None:
         """Note that an own ASSIGN was read back."""
         self._on_their_way -= 1
 
-    def assignments(self, world: World, now_ms: float) -> list[tuple[Assignment, ...]]:
-        """Return the contents of the ASSIGN records to write now; none while earlier ones are not read back."""
-        if not (self._has_news and world.tasks) or (self._on_their_way > 0 and now_ms < self._given_up_ms):
-            return []
-        self._has_news = False
-        rows = changes(world, self._assign)
-        starts = range(0, len(rows), ASSIGNMENTS_AT_ONCE)
-        # Do not wait longer than T for a record to be read back.
-        self._on_their_way, self._given_up_ms = len(starts), now_ms + world.heartbeat_ms
-        return [tuple(rows[start : start + ASSIGNMENTS_AT_ONCE]) for start in starts]
+    def is_assign_due(self, world: World, now_ms: float) -> bool:
+        """Return whether to assign the tasks now; not while earlier ASSIGNs are on their way."""
+        return bool(self.has_news and world.tasks) and (self._on_their_way <= 0 or now_ms >= self._given_up_ms)
 
     def is_snapshot_due(self, world: World, now_ms: float) -> bool:
         """Return whether to write a snapshot now; if so, the interval begins again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -13,9 +13,10 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.coordination import Coordinator, GroupView, RunningTask, TaskRunner, channel
 from kmq_spark.coordination.topic import partition_of
 from kmq_spark.core.coordination.effects import Change, Effect
+from kmq_spark.core.coordination.leader import Candidate, sticky_balanced
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, MalformedRecordError, UsageError
 from tests.kafka.conftest import wait_until
-from tests.kafka.coordination.conftest import Make, held
+from tests.kafka.coordination.conftest import Make, T, held
 from tests.kafka.documents import blocks_of
 from tests.limits import COMES_S
 
@@ -207,6 +208,30 @@ def test_task_that_outlasts_the_stop_keeps_its_claim_when_its_member_is_closed(m
     assert view.holder("t") == "ab"[mine]
     returned.set()
     runners[1 - mine].stop()
+
+
+def test_functions_of_the_user_cost_no_claim(make: Make) -> None:
+    """`assign` and `condition` take longer than T, or raise; heartbeats go on, and the tasks are assigned at last."""
+    calls: list[str] = []
+
+    def assign(tasks: Sequence[str], members: Sequence[Candidate], current: Mapping[str, str]) -> Mapping[str, str]:
+        calls.append("assign")
+        if len(calls) == 1:
+            message = "of the user"
+            raise RuntimeError(message)
+        time.sleep(2.5 * T / 1000)
+        return sticky_balanced(tasks, members, current)
+
+    def is_assigned(view: GroupView) -> bool:
+        time.sleep(1.5 * T / 1000)
+        return view.tasks["t"].client_id == "a"
+
+    member = make("a", assign=assign)
+    claim = held(member.claim("r"))
+    member.add_task("t")
+    assert member.wait_for(is_assigned, COMES_S)
+    claim.check()
+    assert len(calls) > 1
 
 
 # Snapshots.
