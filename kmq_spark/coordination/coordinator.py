@@ -423,7 +423,7 @@ class Coordinator:
 
     def _join(self, session: Session, until_s: float) -> None:
         while True:
-            applied = session.join(max(0.1, until_s - time.monotonic()))
+            applied = session.join(max(1.0, until_s - time.monotonic()))
             if not applied.ignored:
                 break
             if applied.ignored[0] is not Ignored.CLIENT_ID_IN_USE or time.monotonic() > until_s:
