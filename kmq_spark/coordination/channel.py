@@ -8,6 +8,7 @@ Rule 3: a closed channel refers to no client, so that librdkafka's threads end b
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kmq_spark.errors import KmqError
+
+logger = logging.getLogger(__name__)
 
 READ_AT_ONCE = 1_000
 """Records taken from the client in one call."""
@@ -220,27 +223,28 @@ def read_group_log(channel: Channel, group: str, until_s: float) -> GroupLog:
     """
     Read the group's partition to its end: a new member must know the state of the group before it writes.
 
-    Start near the end of the partition; if there is no snapshot, start at its first record. An incomplete state is
-    accepted only if no live member knows more. The channel then continues after the last record that was read.
+    Start near the end of the partition; if there is no snapshot, start at its first record. If that is not the first
+    record of all, a member may know more: wait for the snapshot of its leader, who writes one when it begins to lead.
+    If no member is alive, nobody writes within the longest T. The channel then continues after the last record.
     """
     first, end = channel.open(max(0.1, until_s - time.monotonic()))
     start = max(first, end - READ_BACK)
     log = _read_from(channel, group, start, end, until_s)
     if not log.is_complete and start > first:
         log = _read_from(channel, group, first, end, until_s)
-    if not log.is_complete and log.stranger_at_ms < 0:
-        log.accept()
-    stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
-    while not log.is_complete:
-        # The JOIN of a member was deleted. The leader's next snapshot contains the rest. If no member is alive, nobody
-        # writes a heartbeat within the longest T.
-        _read_once(channel, log)
-        if log.stranger_at_ms != stranger_at_ms:
-            stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
-        elif time.monotonic() - quiet_since_s > LONGEST_SILENCE_S:
-            log.accept()
+    heard_s = time.monotonic()
+    while not (log.is_complete or log.is_alone or time.monotonic() - heard_s > LONGEST_SILENCE_S):
+        if _read_once(channel, log):
+            heard_s = time.monotonic()
         advice = f"check that its leader runs; if all members are dead, join with timeout above {LONGEST_SILENCE_S}"
         _check_time(until_s, channel, f"no snapshot of group {group!r} was found", advice)
+    if not log.is_complete:
+        logger.warning(
+            "no snapshot of group %s was found, and %s begins at offset %d: a new group, or its tasks and positions "
+            "were deleted, since it had no member for longer than the topic's retention",
+            group, channel.topic, first, extra={"action": "group_not_found"},
+        )  # fmt: skip
+        log.accept()
     return log
 
 
@@ -254,9 +258,13 @@ def _read_from(channel: Channel, group: str, start: int, end: int, until_s: floa
     return log
 
 
-def _read_once(channel: Channel, log: GroupLog) -> None:
+def _read_once(channel: Channel, log: GroupLog) -> bool:
+    """Read what has arrived; return whether a record of the group was among it."""
+    is_heard = False
     for one in channel.read(_POLL_S):
         log.read(one.offset, one.append_time_ms, one.key, one.value)
+        is_heard = is_heard or log.record is not None
+    return is_heard
 
 
 def _check_time(until_s: float, channel: Channel, what: str, advice: str) -> None:

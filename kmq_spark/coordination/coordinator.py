@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.coordination.channel import Channel, read_group_log
-from kmq_spark.coordination.session import Session, now_ms
+from kmq_spark.coordination.session import Session
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, check_coordination_topic
 from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.leader import Duties, snapshot_every_ms, sticky_balanced
@@ -410,7 +410,7 @@ class Coordinator:
             self.client_id,
             instance=self.instance,
             join_fields=self._join_fields,
-            duties=Duties(self._assign, snapshot_every_ms(retention_ms), now_ms()),
+            duties=Duties(self._assign, snapshot_every_ms(retention_ms)),
         )
         if self._on_change is not None:
             session.on_effects = self._changes.put

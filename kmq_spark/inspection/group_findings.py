@@ -145,7 +145,7 @@ def _snapshots(state: GroupState, topic: TopicFacts, now_ms: int) -> Iterator[Fi
     is_losing = 0 < retention_ms < 2 * age_ms
     if is_losing or age_ms > SNAPSHOTS_MISSED * snapshot_every_ms(retention_ms) + SHORTEST_SILENCE_MS:
         kept = f", and records are kept for {span(retention_ms)}: then the group's state is lost" if is_losing else ""
-        repair = f"look at the log of the leader, {state.world.leader}, for 'cannot write a snapshot' or 'cannot lead'"
+        repair = f"look at the log of the leader, {state.world.leader}, for 'cannot write a snapshot'"
         yield Finding("snapshots", Level.UNHEALTHY if is_losing else Level.WARNING, f"{known}{kept}", repair)
     else:
         yield Finding("snapshots", Level.OK, known)

@@ -89,8 +89,7 @@ class _Reader:
     def state(self, group: str, partition: int) -> GroupState:
         """Return the group as of the last record."""
         log = self.log
-        if not log.is_complete and log.stranger_at_ms < 0:
-            # No record is of a member that was lost: the group is younger than the oldest record.
+        if not log.is_complete and log.is_alone:
             log.accept()
         ignored = {reason.value: count for reason, count in sorted(log.ignored.items())}
         return GroupState(

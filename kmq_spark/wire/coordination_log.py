@@ -37,8 +37,6 @@ class GroupLog:
         ignored: How many records, or entries of records, changed nothing, by reason.
         last_fault: Text about the newest unreadable record, empty where there was none.
         unsupported: Text about the first record of a newer version, empty where there was none.
-        stranger_at_ms: Append time of the newest record of a member that a world not complete does not know, -1 =
-            none. It shows that another process knows more of the group.
     """
 
     def __init__(self, group: str, *, topic: str = "", partition: int = -1, first_offset: int = 0) -> None:
@@ -48,7 +46,7 @@ class GroupLog:
         self.ignored: Counter[Ignored] = Counter()
         self.last_fault = ""
         self.unsupported = ""
-        self.stranger_at_ms = -1
+        self._has_stranger = False
         self._key = group.encode()
         self._topic, self._partition = topic, partition
         self._first_offset = first_offset
@@ -72,6 +70,11 @@ class GroupLog:
             self._keep(offset, append_time_ms, record, applied)
         return applied
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no sign of a member: one may know what was deleted."""
+        return not self.world.members and not self._has_stranger
+
     def accept(self) -> None:
         """Treat the world as complete: the partition was read to its end, and nobody is known to know more."""
         self.is_complete = True
@@ -94,7 +97,7 @@ class GroupLog:
         """Keep a record until a snapshot is found, and look whether it completes one."""
         self._kept.append((offset, append_time_ms, record))
         if Ignored.UNKNOWN_MEMBER in applied.ignored:
-            self.stranger_at_ms = append_time_ms
+            self._has_stranger = True
         if record is None or record.snapshot is None or record.snapshot.as_of < self._first_offset:
             return
         part = record.snapshot

@@ -94,7 +94,7 @@ class Process:
 
     def __init__(self, partition: Partition, client_id: str, number: int = 1, **join_fields: Any) -> None:
         self.channel = MemoryChannel(partition)
-        self.duties = Duties(sticky_balanced, 60 * T, partition.now_ms)
+        self.duties = Duties(sticky_balanced, 60 * T)
         self.session = Session(
             self.channel,
             GroupLog(GROUP),

@@ -30,6 +30,8 @@ SNAPSHOT_EVERY_RECORDS = 5_000
 """Number of records after which the leader writes a snapshot, however little time has passed."""
 
 SNAPSHOT_EVERY_MS = 60_000.0
+"""As seldom; and at once when a member begins to lead: records that it has read may be deleted before the next one."""
+
 SNAPSHOTS_IN_RETENTION = 4
 """Minimum number of snapshots that the topic retains."""
 
@@ -91,15 +93,14 @@ class Duties:
     """
     Decides what a leader must write now.
 
-    `has_news`: whether the group has changed since the tasks were assigned. *now_ms* is the member's monotonic clock. The
-    time of the last snapshot is unknown and counts as now.
+    `has_news`: whether the group has changed since the tasks were assigned. *now_ms* is the member's monotonic clock.
     """
 
-    def __init__(self, assign: Assign, snapshot_every_ms: float, now_ms: float) -> None:
+    def __init__(self, assign: Assign, snapshot_every_ms: float) -> None:
         self.assign, self.snapshot_every_ms = assign, snapshot_every_ms
         self.has_news = True
         self._on_their_way, self._given_up_ms = 0, NEVER_HELD
-        self._snapshot_ms = now_ms
+        self._snapshot_ms = NEVER_HELD
 
     def note_assigns(self, records: int, until_ms: float) -> None:
         """Note that so many ASSIGNs are on their way; wait for them until then."""
@@ -116,7 +117,7 @@ class Duties:
     def is_snapshot_due(self, world: World, now_ms: float) -> bool:
         """Return whether to write a snapshot now; if so, the interval begins again."""
         passed_ms, records = now_ms - self._snapshot_ms, world.next_offset - world.snapshot_at
-        if records >= SNAPSHOT_EVERY_RECORDS:
+        if records >= SNAPSHOT_EVERY_RECORDS or world.snapshot_at < world.members[world.leader].joined_at:
             is_due = passed_ms > world.heartbeat_ms
         else:
             is_due = passed_ms >= self.snapshot_every_ms and records > 1

@@ -237,6 +237,39 @@ def test_functions_of_the_user_cost_no_claim(make: Make) -> None:
 # Snapshots.
 
 
+def delete_records(bootstrap_servers: str, topic: str, group: str, before: int) -> None:
+    """Delete the records of a group's partition below an offset, -1 = all, as retention does."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    (done,) = admin.delete_records([TopicPartition(topic, partition_of(group, 2), before)]).values()
+    done.result()
+
+
+def test_members_agree_whatever_retention_deletes_when_a_group_begins_again(
+    bootstrap_servers: str, topic: str, make: Make
+) -> None:
+    """The first member has read the old records, the second one finds them deleted; the group was paused."""
+    operator = make("o", begin="watch")
+    operator.add_task("t", b"payload")
+    operator.pause(600)
+    first = make("a")
+    delete_records(bootstrap_servers, topic, first.group, first.view().generation)
+    second = make("b")
+    assert dict(second.view().tasks) == dict(first.view().tasks) != {}
+    assert second.claim("r") is None
+
+
+def test_group_whose_records_were_all_deleted_begins_anew_with_a_warning(
+    bootstrap_servers: str, topic: str, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had no member for longer than the retention; nothing in the topic shows that it ever was."""
+    first = make("a")
+    held(first.claim("r")).commit(5, timeout=COMES_S)
+    first.close()
+    delete_records(bootstrap_servers, topic, first.group, -1)
+    assert held(make("b").claim("r")).position is None
+    assert f"no snapshot of group {first.group} was found" in caplog.text
+
+
 def test_group_outlives_the_records_that_made_it(bootstrap_servers: str, topic: str, make: Make) -> None:
     """A member that joins when the JOINs and CLAIMs are deleted has the same world as the others."""
     first = make("a")
@@ -245,17 +278,16 @@ def test_group_outlives_the_records_that_made_it(bootstrap_servers: str, topic: 
         claim.commit(position, timeout=COMES_S)
     session = first._session
     assert session is not None
+    before = session.world.next_offset
     with session.changed:
         session._duties.snapshot_every_ms = 0
-    assert wait_until(lambda: session.world.snapshot_at >= 0)
+    assert wait_until(lambda: session.world.snapshot_at >= before)
     with session.changed:
         session._duties.snapshot_every_ms = 1e9
     # Well above the JOIN and the CLAIM, and a little below what the snapshot is as of.
     before = session.world.snapshot_at - 6
     assert before > claim.epoch
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    (done,) = admin.delete_records([TopicPartition(topic, partition_of(first.group, 2), before)]).values()
-    done.result()
+    delete_records(bootstrap_servers, topic, first.group, before)
     second = make("b")
     assert sorted(second.view().members) == ["a", "b"]
     assert second.view().resources["r"].position == 12
@@ -271,10 +303,7 @@ def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
     first = make("a")
     claim = held(first.claim("r"))
     assert first.wait_for(lambda world: world.next_offset > claim.epoch + 3, COMES_S)
-    place = TopicPartition(topic, partition_of(first.group, 2), claim.epoch + 2)
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    (done,) = admin.delete_records([place]).values()
-    done.result()
+    delete_records(bootstrap_servers, topic, first.group, claim.epoch + 2)
     second = make("b", begin="")
     with pytest.raises(KafkaClientError, match=r"no snapshot of group 'group-.*' was found; check that its"):
         second.join(3)
