@@ -1,7 +1,8 @@
 """
 Consume a topic with claims: one owner a partition, in order, from the position in the log.
 
-Rule 1: partition `n` of topic `clicks` is the resource `clicks/n`; its position is the next Kafka offset.
+Rule 1: partition `n` of topic `clicks` is the resource `clicks/n`; its position is the next Kafka offset of the topic
+with the id that the claim names.
 Rule 2: at least once: the position moves when a batch is done, and goes with the next heartbeat. At most once: a batch
 is handed out after its end was claimed and its position was read back from the log; if that is refused while the claim
 stands, it is fetched again.
@@ -18,13 +19,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.durations import milliseconds
-from kmq_spark.errors import ClaimLostError, ConfigError, KmqError, TopicError, UsageError
+from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.client_errors import DENIED, MISSING, client_error
-from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, bounds_of, offsets_of, topic_id_of
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
 from kmq_spark.pauses import RateLimit
 
@@ -51,7 +52,8 @@ LOOKS = 10
 
 _POLL_S = 0.1
 _CHECK_EVERY_S = 0.5
-_TIMEOUT_S = 15.0
+_CHECK_TOPIC_EVERY_S = 10.0
+_TIMEOUT_S, _TOPIC_TIMEOUT_S = 15.0, 2.0
 _WARN_INTERVAL_S = 60.0
 _DAY_MS = 86_400_000
 
@@ -196,9 +198,10 @@ class Consumption:
         config = reader_config(
             coordinator.bootstrap_servers, f"kmq.coordination.{coordinator.group}", extra=coordinator.extra
         )
-        # Without a position in the group and in Kafka: from the beginning.
-        self._client = make_client(Consumer, {**config, "auto.offset.reset": "earliest"})
-        self._partition_count = 0
+        # A position that the log does not have is not replaced by another one in silence.
+        self._client = make_client(Consumer, {**config, "auto.offset.reset": "error"})
+        self._admin = make_client(AdminClient, admin_config(coordinator.bootstrap_servers, extra=coordinator.extra))
+        self._partition_count, self._topic_id, self._topic_checked_s = 0, "", float("-inf")
         self._claims: dict[int, Claim] = {}
         self._progress: dict[int, Progress] = {}
         self._fetched: dict[int, list[Message]] = {}
@@ -308,40 +311,70 @@ class Consumption:
         except KafkaException as error:
             raise client_error(error, f"cannot read {self._topic}") from error
         for message in found:
-            failure = message.error()
+            failure, partition = message.error(), message.partition() or 0
             if failure is None:
-                self._fetched.setdefault(message.partition() or 0, []).append(message)
+                self._fetched.setdefault(partition, []).append(message)
+            elif failure.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
+                self._begin_at_first(partition, _offset_of(message))
             elif failure.fatal() or failure.name() in _LASTING:
                 raise client_error(failure, f"cannot read {self._topic}")
 
     def _look_after_claims(self) -> None:
         """Drop partitions whose claim is over, and claim those that are free."""
-        lost = [partition for partition, claim in self._claims.items() if not claim.is_held]
-        for partition in lost:
-            del self._claims[partition]
-            self._fetched.pop(partition, None)
-        if lost:
-            self._client.incremental_unassign([TopicPartition(self._topic, partition) for partition in lost])
-        if time.monotonic() - self._checked_s < _CHECK_EVERY_S:
+        self._drop([partition for partition, claim in self._claims.items() if not claim.is_held])
+        now_s = time.monotonic()
+        if now_s - self._checked_s < _CHECK_EVERY_S:
             return
-        self._checked_s = time.monotonic()
-        for partition in range(self._partitions()):
+        self._checked_s = now_s
+        # Others have as long to claim what this member released because it was behind.
+        free = [
+            partition
+            for partition in range(self._partitions())
+            if partition not in self._claims
+            and now_s - self._released_s.get(partition, float("-inf")) >= self._behind_s
+            and self._coordinator.may_claim(f"{self._topic}/{partition}")
+        ]
+        if (free or now_s - self._topic_checked_s >= _CHECK_TOPIC_EVERY_S) and not self._check_topic():
+            return
+        for partition in free:
             if self._most_claims and len(self._claims) >= self._most_claims:
                 return
-            released_s = self._released_s.get(partition, float("-inf"))
-            # Others have as long to claim what this member released because it was behind.
-            if partition in self._claims or time.monotonic() - released_s < self._behind_s:
-                continue
-            if claim := self._coordinator.claim(f"{self._topic}/{partition}"):
+            if claim := self._coordinator.claim(f"{self._topic}/{partition}", topic_id=self._topic_id):
                 self._begin(partition, claim)
+
+    def _drop(self, partitions: list[int]) -> None:
+        """Forget partitions whose claims are over."""
+        for partition in partitions:
+            del self._claims[partition]
+            self._fetched.pop(partition, None)
+        if partitions:
+            self._client.incremental_unassign([TopicPartition(self._topic, partition) for partition in partitions])
+
+    def _check_topic(self) -> bool:
+        """Give everything up if the topic was created again; return whether its id is known."""
+        try:
+            topic_id = topic_id_of(self._admin, self._topic, _TOPIC_TIMEOUT_S)
+        except KafkaClientError as error:
+            if not error.retriable:
+                raise
+            return False
+        self._topic_checked_s = time.monotonic()
+        if self._topic_id and topic_id != self._topic_id:
+            for claim in self._claims.values():
+                claim.release()
+            self._drop(list(self._claims))
+            self._partition_count = 0
+        self._topic_id = topic_id
+        return True
 
     def _begin(self, partition: int, claim: Claim) -> None:
         """Fetch a partition from its position on."""
         place = TopicPartition(self._topic, partition)
         if claim.position is None:
             try:
-                # OFFSET_INVALID if there is none; then `auto.offset.reset` applies.
                 (place,) = self._client.committed([place], timeout=_TIMEOUT_S)
+                if place.offset < 0 or place.metadata not in {None, "", self._topic_id}:
+                    place.offset = OFFSET_BEGINNING
             except KafkaException as error:
                 claim.release()
                 raise client_error(
@@ -352,11 +385,30 @@ class Consumption:
         self._claims[partition], self._progress[partition] = claim, Progress()
         self._client.incremental_assign([place])
 
+    def _begin_at_first(self, partition: int, position: int) -> None:
+        """Go on with the first message if those before it were deleted; a position past the end is an error."""
+        place = TopicPartition(self._topic, partition)
+        place.offset, end = bounds_of(self._client, place, _TIMEOUT_S)
+        if self._check_topic() and partition not in self._claims:
+            return  # the topic was created again
+        if position > end:
+            message = (
+                f"position is past the end of partition {partition} of {self._topic}: got {position}; expected "
+                f"{place.offset} to {end}; find out what was lost, then run `kmq group seek`"
+            )
+            raise TopicError(message)
+        logger.warning(
+            "messages %d to %d of partition %d of %s were deleted before they were consumed",
+            position, place.offset - 1, partition, self._topic, extra={"action": "messages_deleted"},
+        )  # fmt: skip
+        self._client.incremental_unassign([place])
+        self._client.incremental_assign([place])
+
     def _commit_to_kafka(self, batch: Batch) -> None:
         """Commit the position to Kafka too, for tools that read it. The group uses the position in its log."""
-        if batch.claim.position is None:
+        if batch.claim.position is None or not batch.claim.is_held:
             return
-        place = TopicPartition(self._topic, batch.partition, batch.claim.position)
+        place = TopicPartition(self._topic, batch.partition, batch.claim.position, metadata=self._topic_id)
         self._client.commit(offsets=[place], asynchronous=True)
 
     def _partitions(self) -> int:
@@ -375,20 +427,19 @@ class Consumption:
 
     def _watch_pace(self) -> None:
         """In a thread: release partitions on which this member is stuck, or slower than the senders."""
-        coordinator, warning_limit = self._coordinator, RateLimit(_WARN_INTERVAL_S)
-        admin = make_client(AdminClient, admin_config(coordinator.bootstrap_servers, extra=coordinator.extra))
+        warning_limit = RateLimit(_WARN_INTERVAL_S)
         while not self._stopping.wait(self._behind_s / LOOKS):
             try:
-                self._look_at_pace(admin)
+                self._look_at_pace()
             except KmqError as error:
                 if warning_limit.allows():
                     logger.warning("cannot see whether %s is consumed fast enough: %s", self._topic, error)
 
-    def _look_at_pace(self, admin: AdminClient) -> None:
+    def _look_at_pace(self) -> None:
         held = {partition: claim for partition, claim in self._claims.copy().items() if claim.is_held}
-        ends = offsets_of(admin, self._topic, held, LATEST, _TIMEOUT_S)
+        ends = offsets_of(self._admin, self._topic, held, LATEST, _TIMEOUT_S)
         new = [partition for partition, claim in held.items() if claim.position is None]
-        firsts = offsets_of(admin, self._topic, new, EARLIEST, _TIMEOUT_S)
+        firsts = offsets_of(self._admin, self._topic, new, EARLIEST, _TIMEOUT_S)
         now_s, batch = time.monotonic(), self._batch
         is_stuck = batch is not None and now_s - self._batch_began_s >= self._behind_s
         self._paces = {

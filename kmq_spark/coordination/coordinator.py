@@ -34,6 +34,7 @@ from kmq_spark.core.coordination.records import (
     is_group,
     record_fault,
 )
+from kmq_spark.core.coordination.world import Resource
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from kmq_spark.coordination.claim import Claim
     from kmq_spark.core.coordination.effects import Effect
     from kmq_spark.core.coordination.leader import Assign
-    from kmq_spark.core.coordination.world import Member, Resource, Task, World
+    from kmq_spark.core.coordination.world import Member, Task, World
 
 logger = logging.getLogger(__name__)
 
@@ -250,13 +251,14 @@ class Coordinator:
 
     # Claims.
 
-    def claim(self, resource: str, timeout: float | timedelta = 0.0) -> Claim | None:
+    def claim(self, resource: str, timeout: float | timedelta = 0.0, *, topic_id: str = "") -> Claim | None:
         """
         Claim a resource.
 
         Args:
             resource: Name of the resource, 1 to 255 characters. A task must be assigned to this member.
             timeout: How long to wait while another member holds it or the group is paused; seconds or a timedelta.
+            topic_id: Where positions are offsets of a Kafka topic, its id: the position of another one is forgotten.
 
         Returns:
             The claim, also if this process already had it; None if it was not granted in time.
@@ -273,10 +275,11 @@ class Coordinator:
                 if session.failure is not None:
                     raise session.failure
                 known = session.claims.get(resource)
-                if known is not None and known.is_held:
+                of_topics = {"", session.world.resources.get(resource, Resource()).topic_id}
+                if known is not None and known.is_held and topic_id in of_topics:
                     return known
                 may_claim = session.may_claim(resource)
-            if may_claim and (claim := session.claim(resource, _ANSWER_S)) is not None:
+            if may_claim and (claim := session.claim(resource, _ANSWER_S, topic_id)) is not None:
                 return claim
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -285,6 +288,14 @@ class Coordinator:
                 session.changed.wait_for(
                     lambda: session.may_claim(resource) or session.failure is not None, min(left_s, _ANSWER_S)
                 )
+
+    def may_claim(self, resource: str) -> bool:
+        """Return whether a claim would be granted now, as far as the log was read; raise if the session is over."""
+        session = self._joined()
+        with session.changed:
+            if session.failure is not None:
+                raise session.failure
+            return session.may_claim(resource)
 
     @property
     def claims(self) -> dict[str, Claim]:

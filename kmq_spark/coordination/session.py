@@ -222,9 +222,9 @@ class Session:
             and (task is None or task.client_id == self.client_id)
         )
 
-    def claim(self, resource: str, wait_s: float) -> Claim | None:
+    def claim(self, resource: str, wait_s: float, topic_id: str = "") -> Claim | None:
         """Write a CLAIM; return the claim if it was granted and is still held."""
-        applied = self.ask(RecordType.CLAIM, wait_s, resource=resource)
+        applied = self.ask(RecordType.CLAIM, wait_s, resource=resource, topic_id=topic_id)
         if Ignored.OVER_LIMIT in applied.ignored:
             message = f"cannot claim {resource!r}: the group has the most resources that it may have; use another group"
             raise UsageError(message)
@@ -397,6 +397,11 @@ class Session:
             self.fail(FencedError(message))
         elif effect.change is Change.CLAIMED and self.is_member:
             self._grant(effect, is_given_up=is_given_up)
+        elif effect.change is Change.POSITION_FORGOTTEN:
+            logger.warning(
+                "the topic of %s was deleted and created again: its position is forgotten", effect.resource,
+                extra={"action": "position_forgotten", "resource": effect.resource, "epoch": effect.epoch},
+            )  # fmt: skip
         elif effect.change in {Change.RELEASED, Change.LAPSED}:
             claim = self.claims.get(effect.resource)
             if claim is not None and claim.epoch == effect.epoch:

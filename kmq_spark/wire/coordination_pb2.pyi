@@ -38,7 +38,7 @@ class SnapshotPart(_message.Message):
     def __init__(self, as_of: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Coordination(_message.Message):
-    __slots__ = ("version", "type", "client_id", "instance", "sequence", "metadata", "heartbeat_ms", "fast_reclaim", "positions", "resource", "epoch", "position", "duration_ms", "payload", "member", "generation", "assignments", "snapshot")
+    __slots__ = ("version", "type", "client_id", "instance", "sequence", "metadata", "heartbeat_ms", "fast_reclaim", "positions", "resource", "epoch", "position", "duration_ms", "payload", "member", "generation", "assignments", "snapshot", "topic_id")
     class Version(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         V1: _ClassVar[Coordination.Version]
@@ -93,6 +93,7 @@ class Coordination(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     version: Coordination.Version
     type: Coordination.Type
     client_id: str
@@ -111,7 +112,8 @@ class Coordination(_message.Message):
     generation: int
     assignments: _containers.RepeatedCompositeFieldContainer[Assignment]
     snapshot: SnapshotPart
-    def __init__(self, version: _Optional[_Union[Coordination.Version, str]] = ..., type: _Optional[_Union[Coordination.Type, str]] = ..., client_id: _Optional[str] = ..., instance: _Optional[str] = ..., sequence: _Optional[int] = ..., metadata: _Optional[bytes] = ..., heartbeat_ms: _Optional[int] = ..., fast_reclaim: _Optional[bool] = ..., positions: _Optional[_Iterable[_Union[HeldPosition, _Mapping]]] = ..., resource: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., duration_ms: _Optional[int] = ..., payload: _Optional[bytes] = ..., member: _Optional[str] = ..., generation: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotPart, _Mapping]] = ...) -> None: ...
+    topic_id: str
+    def __init__(self, version: _Optional[_Union[Coordination.Version, str]] = ..., type: _Optional[_Union[Coordination.Type, str]] = ..., client_id: _Optional[str] = ..., instance: _Optional[str] = ..., sequence: _Optional[int] = ..., metadata: _Optional[bytes] = ..., heartbeat_ms: _Optional[int] = ..., fast_reclaim: _Optional[bool] = ..., positions: _Optional[_Iterable[_Union[HeldPosition, _Mapping]]] = ..., resource: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., duration_ms: _Optional[int] = ..., payload: _Optional[bytes] = ..., member: _Optional[str] = ..., generation: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotPart, _Mapping]] = ..., topic_id: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("client_id", "instance", "joined_at", "metadata", "is_draining", "seen_ms", "renewed_ms")
@@ -132,18 +134,20 @@ class Member(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., instance: _Optional[str] = ..., joined_at: _Optional[int] = ..., metadata: _Optional[bytes] = ..., is_draining: _Optional[bool] = ..., seen_ms: _Optional[int] = ..., renewed_ms: _Optional[int] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("name", "holder", "epoch", "position", "claimed_to")
+    __slots__ = ("name", "holder", "epoch", "position", "claimed_to", "topic_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_TO_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     holder: str
     epoch: int
     position: int
     claimed_to: int
-    def __init__(self, name: _Optional[str] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., claimed_to: _Optional[int] = ...) -> None: ...
+    topic_id: str
+    def __init__(self, name: _Optional[str] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., claimed_to: _Optional[int] = ..., topic_id: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("name", "payload", "client_id")

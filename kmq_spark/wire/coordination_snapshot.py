@@ -19,6 +19,7 @@ from kmq_spark.core.coordination.records import (
     MAX_PART_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_SNAPSHOT_PARTS,
+    MAX_TOPIC_ID_CHARS,
     SnapshotPart,
     name_fault,
 )
@@ -51,8 +52,8 @@ def encode_world(world: World) -> bytes:
     message = coordination_pb2.World(**{name: getattr(world, name) for name in _NUMBERS})
     for _, member in sorted(world.members.items()):
         message.members.add(**member._asdict())
-    for name, (holder, epoch, position, claimed_to) in sorted(world.resources.items()):
-        message.resources.add(name=name, holder=holder, epoch=epoch, position=position, claimed_to=claimed_to)
+    for name, resource in sorted(world.resources.items()):
+        message.resources.add(name=name, **resource._asdict())
     for name, (payload, client_id) in sorted(world.tasks.items()):
         message.tasks.add(name=name, payload=payload, client_id=client_id)
     value: bytes = message.SerializeToString()
@@ -93,6 +94,7 @@ def decode_world(data: bytes) -> World:
                 one.epoch,
                 one.position if one.HasField("position") else None,
                 one.claimed_to if one.HasField("claimed_to") else None,
+                one.topic_id,
             )
             for one in message.resources
         },
@@ -130,6 +132,7 @@ def _faults(message: coordination_pb2.World) -> Iterator[str]:
         yield _out_of("epoch", resource.epoch, 0 if resource.holder else -1, most - 1)
         yield _out_of("position", resource.position, 0, MAX_OFFSET)
         yield _out_of("claimed_to", resource.claimed_to, 0, MAX_OFFSET if resource.holder else 0)
+        yield name_fault("topic id", resource.topic_id, MAX_TOPIC_ID_CHARS) if resource.topic_id else ""
     for task in message.tasks:
         if task.client_id and task.client_id not in members:
             yield f"a task of no member: got {task.client_id[:60]!r}"

@@ -148,7 +148,7 @@ FREE_FIELDS: dict[RecordType, dict[str, st.SearchStrategy[Any]]] = {
         "metadata": st.sampled_from([b"", b"m"]),
         "fast_reclaim": st.booleans(),
     },
-    RecordType.CLAIM: {"resource": NAMES},
+    RecordType.CLAIM: {"resource": NAMES, "topic_id": st.sampled_from(["", "", "old", "new"])},
     RecordType.RELEASE: {"resource": NAMES, "position": SOME_POSITIONS},
     RecordType.CLAIM_MESSAGES: {"resource": NAMES, "position": POSITIONS},
     RecordType.PAUSE_GROUP: {"duration_ms": st.sampled_from([1, T, 5 * T, 1_000_000])},

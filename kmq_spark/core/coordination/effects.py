@@ -30,6 +30,8 @@ class Change(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     POSITION_SET = "position_set"
+    POSITION_FORGOTTEN = "position_forgotten"
+    """It was of a Kafka topic that was deleted and created again."""
     TASK_ADDED = "task_added"
     TASK_REMOVED = "task_removed"
     ASSIGNED = "assigned"

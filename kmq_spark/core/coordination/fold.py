@@ -88,12 +88,12 @@ def _free_all(world: World, client_id: str, change: Change, applied: Applied) ->
 
 def _free(world: World, client_id: str, name: str, change: Change, applied: Applied) -> None:
     """End a claim. The position is kept; a resource without a position is removed."""
-    _, epoch, position, _ = world.resources[name]
-    applied.note(change, client_id, name, epoch)
-    if position is None:
+    resource = world.resources[name]
+    applied.note(change, client_id, name, resource.epoch)
+    if resource.position is None:
         del world.resources[name]
     else:
-        world.resources[name] = Resource("", epoch, position)
+        world.resources[name] = resource._replace(holder="", claimed_to=None)
     held = world.held[client_id]
     held.discard(name)
     if not held:
@@ -140,10 +140,10 @@ def _fault_of_claim(resource: Resource | None, client_id: str, epoch: int) -> Ig
 
 
 def _raise_position(world: World, name: str, position: int) -> Ignored | None:
-    holder, epoch, before, claimed_to = world.resources[name]
-    if before is not None and position < before:
+    resource = world.resources[name]
+    if resource.position is not None and position < resource.position:
         return Ignored.POSITION_BACK
-    world.resources[name] = Resource(holder, epoch, position, claimed_to)
+    world.resources[name] = resource._replace(position=position)
     return None
 
 
@@ -177,7 +177,7 @@ def _take_over(world: World, offset: int, client_id: str, applied: Applied) -> N
         _free_all(world, client_id, Change.RELEASED, applied)
         return
     for name in sorted(world.held.get(client_id, ())):
-        world.resources[name] = Resource(client_id, offset, world.resources[name].position)
+        world.resources[name] = world.resources[name]._replace(epoch=offset, claimed_to=None)
         applied.note(Change.CLAIMED, client_id, name, offset)
 
 
@@ -188,13 +188,13 @@ def _heartbeat(world: World, _: int, record: Record, applied: Applied) -> Ignore
     _refresh(world, world.members[client_id], applied)
     for name, epoch, position in record.positions:
         # No function call per position: heartbeats are by far the most frequent records.
-        holder, held_epoch, before, claimed_to = resources.get(name, _FREE)
+        holder, held_epoch, before, claimed_to, topic_id = resources.get(name, _FREE)
         if holder != client_id or epoch != held_epoch:
             applied.ignored.append(_fault_of_claim(resources.get(name), client_id, epoch) or Ignored.NOT_HOLDER)
         elif before is not None and position < before:
             applied.ignored.append(Ignored.POSITION_BACK)
         else:
-            resources[name] = Resource(holder, held_epoch, position, claimed_to)
+            resources[name] = Resource(holder, held_epoch, position, claimed_to, topic_id)
     return None
 
 
@@ -220,7 +220,11 @@ def _claim(world: World, offset: int, record: Record, applied: Applied) -> Ignor
         return Ignored.NOT_ASSIGNED
     if resource is None and len(world.resources) >= MAX_RESOURCES:
         return Ignored.OVER_LIMIT
-    world.resources[name] = Resource(client_id, offset, None if resource is None else resource.position)
+    position, topic_id = (None, "") if resource is None else (resource.position, resource.topic_id)
+    if record.topic_id and topic_id and record.topic_id != topic_id and position is not None:
+        position = None
+        applied.note(Change.POSITION_FORGOTTEN, client_id, name, offset)
+    world.resources[name] = Resource(client_id, offset, position, topic_id=record.topic_id or topic_id)
     world.held.setdefault(client_id, set()).add(name)
     applied.note(Change.CLAIMED, client_id, name, offset)
     _refresh(world, world.members[client_id], applied)
@@ -284,7 +288,8 @@ def _set_position(world: World, _: int, record: Record, applied: Applied) -> Ign
     if position is None:
         del world.resources[name]
     else:
-        world.resources[name] = world.resources.get(name, Resource())._replace(position=position)
+        # Its topic is the one that exists now, whatever was claimed before.
+        world.resources[name] = world.resources.get(name, _FREE)._replace(position=position, topic_id="")
     applied.note(Change.POSITION_SET, "", name)
     return None
 

@@ -27,6 +27,9 @@ MAX_NAME_CHARS = 255
 MAX_INSTANCE_CHARS = 64
 """Maximum length of an instance id, in characters; our client uses 16."""
 
+MAX_TOPIC_ID_CHARS = 64
+"""Maximum length of the id of a Kafka topic, in characters; Kafka's have 22."""
+
 MAX_GROUP_CHARS = 200
 """Maximum length of a group name, in characters: metric labels and a Kafka consumer group contain it."""
 
@@ -134,13 +137,15 @@ class Record:
     generation: int = 0
     assignments: tuple[Assignment, ...] = ()
     snapshot: SnapshotPart | None = None
+    topic_id: str = ""
+    """Id of the Kafka topic whose offsets the positions of the resource are; empty: of none."""
 
 
 FIELDS: dict[RecordType, tuple[str, ...]] = {
     RecordType.JOIN: ("metadata", "heartbeat_ms", "fast_reclaim"),
     RecordType.HEARTBEAT: ("positions",),
     RecordType.LEAVE: (),
-    RecordType.CLAIM: ("resource",),
+    RecordType.CLAIM: ("resource", "topic_id"),
     RecordType.RELEASE: ("resource", "epoch", "position"),
     RecordType.CLAIM_MESSAGES: ("resource", "epoch", "position"),
     RecordType.PAUSE_GROUP: ("duration_ms",),
@@ -260,4 +265,5 @@ _FAULTS: dict[str, Callable[[Any], str]] = {
     "assignments": _fault_of_assignments,
     "generation": lambda number: _number_fault("generation", number, 0, MAX_OFFSET),
     "snapshot": _fault_of_snapshot,
+    "topic_id": lambda name: name_fault("topic id", name, MAX_TOPIC_ID_CHARS) if name else "",
 }

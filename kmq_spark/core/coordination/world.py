@@ -53,12 +53,14 @@ class Resource(NamedTuple):
         epoch: Fencing token of the last claim: the offset of its record.
         position: Next offset to process; None if no record has set it.
         claimed_to: End of the messages that the holder has claimed (at-most-once delivery).
+        topic_id: Id of the Kafka topic whose offset the position is; empty if unknown or of none.
     """
 
     holder: str = ""
     epoch: int = -1
     position: int | None = None
     claimed_to: int | None = None
+    topic_id: str = ""
 
 
 class Task(NamedTuple):

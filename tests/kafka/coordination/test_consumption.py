@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.coordination import Claim, Consumption, Coordinator
-from kmq_spark.errors import ClaimLostError, ConfigError, TopicError, UsageError
+from kmq_spark.coordination import consumption as consumption_module
+from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, TopicError, UsageError
 from kmq_spark.kafka.settings import reader_config
+from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import Make
 
 pytestmark = pytest.mark.kafka
@@ -36,6 +39,13 @@ class Clicks:
         for number in numbers:
             producer.produce(self.topic, str(number), partition=number % PARTITIONS)
         assert producer.flush(10) == 0
+
+    def create_again(self) -> None:
+        """Delete the topic, and create it under the same name."""
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        admin.delete_topics([self.topic])[self.topic].result()
+        assert wait_until(lambda: self.topic not in admin.list_topics(timeout=10).topics)
+        admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)])[self.topic].result()
 
     def member(self, client_id: str) -> Coordinator:
         """Join."""
@@ -81,6 +91,67 @@ def test_topic_is_consumed_once_and_in_order_where_nothing_fails(clicks: Clicks,
     clicks.send(*range(30, 36))
     assert sorted(clicks.consume(clicks.member("b"), mode=mode)) == list(range(30, 36))
     assert clicks.committed() == [12] * PARTITIONS
+
+
+@pytest.mark.parametrize(("mode", "count"), [("at-least-once", 60), ("at-most-once", 6)])
+def test_topic_that_was_created_again_is_consumed_from_its_beginning(
+    clicks: Clicks, mode: str, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it has more messages than the position of the old one, or less; and the new position stands."""
+    clicks.send(*range(30))
+    member = clicks.member("a")
+    assert len(clicks.consume(member, mode=mode)) == 30
+    clicks.create_again()
+    clicks.send(*range(count))
+    assert sorted(clicks.consume(member, mode=mode)) == list(range(count))
+    assert "was deleted and created again" in caplog.text
+    assert clicks.consume(member, mode=mode, idle=1) == []
+
+
+def test_topic_that_is_created_again_while_it_is_consumed_loses_no_message(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumption notices it and begins anew, or ends with an error that says so."""
+    monkeypatch.setattr(consumption_module, "_CHECK_TOPIC_EVERY_S", 1.0)
+    clicks.send(*range(30))
+    member, found = clicks.member("a"), set[int]()
+    with contextlib.suppress(KafkaClientError), Consumption(member, clicks.topic, idle=15) as batches:
+        for batch in batches:
+            found.update(int(message.value() or b"") for message in batch)
+            if found == set(range(30)):
+                batches._done()
+                clicks.create_again()
+                clicks.send(*range(100, 190))
+    found.update(clicks.consume(member))
+    assert found >= set(range(100, 190))
+
+
+def test_messages_that_were_deleted_before_they_were_consumed_are_named(
+    clicks: Clicks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The consumption goes on with the first one that is left."""
+    clicks.send(*range(0, 15, 3))
+    member = clicks.member("a")
+    assert len(clicks.consume(member)) == 5
+    clicks.send(*range(15, 30, 3))
+    admin = AdminClient({"bootstrap.servers": clicks.servers})
+    (done,) = admin.delete_records([TopicPartition(clicks.topic, 0, 8)]).values()
+    done.result()
+    assert clicks.consume(member) == [24, 27]
+    assert f"messages 5 to 7 of partition 0 of {clicks.topic} were deleted" in caplog.text
+
+
+def test_position_past_the_end_of_the_topic_is_an_error(clicks: Clicks) -> None:
+    """The broker has lost messages, or an operator has mistyped: nothing is passed over or repeated in silence."""
+    clicks.send(0)
+    member, operator = clicks.member("a"), clicks.member("o")
+    operator.pause(60)
+    operator.set_position(f"{clicks.topic}/0", 9)
+    operator.resume()
+    with pytest.raises(
+        TopicError, match=r"position is past the end of partition 0 of clicks-.*: got 9; expected 0 to 1"
+    ):
+        clicks.consume(member)
 
 
 def test_members_share_the_partitions(clicks: Clicks) -> None:

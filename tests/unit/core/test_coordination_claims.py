@@ -45,6 +45,34 @@ def test_claim_of_a_stale_holder_is_taken_over_with_its_position() -> None:
     assert (taken.holder, taken.epoch, taken.position) == ("b", story.offset, 42)
 
 
+def test_position_of_a_topic_that_was_created_again_is_forgotten() -> None:
+    """By the claim that names another topic id; an unknown one may be the same, and an operator's position stands."""
+    story = Story()
+    story.join()
+
+    def claim(topic_id: str) -> list[Change]:
+        applied = story.say(RecordType.CLAIM, resource="r", topic_id=topic_id)
+        return [effect.change for effect in applied.effects]
+
+    def position() -> tuple[int | None, str]:
+        resource = story.world.resources["r"]
+        return resource.position, resource.topic_id
+
+    assert claim("old") == [Change.CLAIMED]
+    story.say(RecordType.HEARTBEAT, positions=(HeldPosition("r", story.epoch(), 9),))
+    assert (claim(""), claim("old"), position()) == ([Change.CLAIMED], [Change.CLAIMED], (9, "old"))
+    story.say(RecordType.RELEASE, resource="r", epoch=story.epoch())
+    assert claim("new") == [Change.POSITION_FORGOTTEN, Change.CLAIMED]
+    assert position() == (None, "new")
+    story.say(RecordType.HEARTBEAT, positions=(HeldPosition("r", story.epoch(), 3),))
+    assert position() == (3, "new")
+    story.say(RecordType.RELEASE, resource="r", epoch=story.epoch())
+    story.say(RecordType.PAUSE_GROUP, duration_ms=T)
+    story.say(RecordType.SET_POSITION, resource="r", position=2)
+    story.say(RecordType.RESUME_GROUP)
+    assert (claim("third"), position()) == ([Change.CLAIMED], (2, "third"))
+
+
 def test_positions_never_go_back() -> None:
     """Not by a heartbeat, not by a release, which releases all the same."""
     story = Story()

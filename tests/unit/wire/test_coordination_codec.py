@@ -49,6 +49,10 @@ GOLDEN: dict[str, tuple[Record, str]] = {
     ),
     "leave": (Record(RecordType.LEAVE, "a", "i1", 3), "10031a0161220269312803"),
     "claim": (Record(RecordType.CLAIM, "a", "i1", 4, resource="r/0"), "10041a01612202693128045a03722f30"),
+    "claim of a topic's partition": (
+        Record(RecordType.CLAIM, "a", "i1", 4, resource="r/0", topic_id="x"),
+        "10041a01612202693128045a03722f30a2010178",
+    ),
     "release": (
         Record(RecordType.RELEASE, "a", "i1", 5, resource="r/0", epoch=7, position=0),
         "10051a01612202693128055a03722f3060076800",
@@ -115,6 +119,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "member": NAMES,
     "assignments": st.lists(st.builds(Assignment, NAMES, NAMES | st.just("")), max_size=4).map(tuple),
     "generation": OFFSETS,
+    "topic_id": NAMES | st.just(""),
     "snapshot": st.builds(SnapshotPart, OFFSETS, st.integers(0, 2), st.integers(3, 9), st.binary(max_size=20)),
 }
 RECORDS = st.one_of(
