@@ -13,9 +13,12 @@ Source: Marshal `consumer.go`, `claim.go`; its at most once is a to-do.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -193,6 +196,8 @@ class Consumption:
             message = f"topic {topic!r} is consumed already: got a second consumption; use one for each coordinator"
             raise UsageError(message)
         coordinator.consumed_topics.add(topic)
+        self._pid = os.getpid()
+        _consumptions.add(self)
         self._coordinator, self._topic, self._mode = coordinator, topic, mode
         self._max_messages, self._most_claims, self._auto_ack = max_messages, most_claims, auto_ack
         config = reader_config(
@@ -234,10 +239,14 @@ class Consumption:
         Raises:
             TopicError: There is no such topic.
             KafkaClientError: The broker cannot be reached.
+            UsageError: The process was forked after the consumption was made.
             KmqError: The session of the coordinator is over.
         """
         last_s = time.monotonic()
         while True:
+            if self._pid != os.getpid():
+                message = "consumption of the parent process: got a call after a fork; make one in the child"
+                raise UsageError(message)
             self._done()
             self._look_after_claims()
             batch = self._next()
@@ -250,7 +259,9 @@ class Consumption:
             yield batch
 
     def close(self) -> None:
-        """Release the partitions, each with its position, and close the client."""
+        """Release the partitions, each with its position, and close the client; in a forked child, do nothing."""
+        if self._pid != os.getpid():
+            return
         self._stopping.set()
         if self._behind_s:
             self._pace_thread.join(_TIMEOUT_S)
@@ -462,6 +473,18 @@ class Consumption:
             )  # fmt: skip
             self._released_s[partition] = time.monotonic()
             claim.release()
+
+
+_consumptions: weakref.WeakSet[Consumption] = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    for each in list(_consumptions):
+        # Never released: to destroy a client without its threads, which the parent has, ends the process by SIGABRT.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 class Pace:

@@ -222,13 +222,15 @@ class Coordinator:
 
     def close(self, *, leave: bool = True) -> None:
         """
-        Stop. First of all, every claim ends. A second call does nothing.
+        Stop. First of all, every claim ends. A second call does nothing, nor does one in a forked child.
 
         Args:
             leave: Whether to release the claims and leave the group. If False, or while a handler of a stopped
                 `TaskRunner` still runs, the claims stay until 2T have passed; a process that starts before with the
                 same client id and `fast_reclaim` takes them over.
         """
+        if self._session is not None and self._session.is_in_child:
+            return
         leave = leave and not self.has_running_tasks
         session, channel, thread, helpers = self._session, self._channel, self._thread, self._helpers
         self._session, self._channel, self._thread, self._helpers = None, None, None, []

@@ -193,9 +193,14 @@ class Session:
                 if leave:
                     self.send(RecordType.LEAVE)
 
+    @property
+    def is_in_child(self) -> bool:
+        """Whether this is a fork of the process that joined: it holds nothing, and nobody frees the lock in it."""
+        return self._pid != os.getpid()
+
     def check_process(self) -> None:
         """Raise UsageError in a fork of the process that joined: only the parent is a member."""
-        if self._pid != os.getpid():
+        if self.is_in_child:
             message = "coordinator of the parent process: got a call after a fork; make one in the child"
             raise UsageError(message)
 
@@ -203,7 +208,7 @@ class Session:
 
     def is_over(self, claim: Claim) -> bool:
         """Return whether a claim is over by the clock, and end it then; in a fork every claim is over."""
-        if self._pid != os.getpid():
+        if self.is_in_child:
             return True
         if self._clock_ms() < self.until_ms:
             return False
@@ -249,6 +254,8 @@ class Session:
 
     def release(self, claim: Claim, position: int | None) -> None:
         """End a claim, then write its RELEASE."""
+        if self.is_in_child:
+            return
         with self.changed:
             if claim.end("it was released") and self.failure is None:
                 self._forget(claim)
