@@ -15,13 +15,15 @@ from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION, Offs
 def columns(*keys: int) -> Columns:
     """Return runs of one message that differ in every column."""
     key = np.array(keys, dtype=np.int64)
-    return Columns(key, np.ones_like(key), key * 10, key * 100, key * 1_000, key % 2 == 1, key * 0, key * 0.5)
+    return Columns(
+        key, np.ones_like(key), key * 10, key * 100, key * 1_000, key % 2 == 1, key * 0, key.astype(np.float64)
+    )
 
 
 def runs(*rows: tuple[int, int, int]) -> Columns:
     """Return runs: first message, number of messages, deadline."""
     key, count, deadline_at_ms = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return Columns(key, count, deadline_at_ms, key * 0, key * 0, key < 0, key * 0, key * 0.0)
+    return Columns(key, count, deadline_at_ms, key * 0, key * 0, key < 0, key * 0, np.zeros(len(key)))
 
 
 def rows_of(columns: Columns) -> list[tuple[int, int, int]]:

@@ -41,7 +41,7 @@ def test_marks_are_a_set_of_keys(
     assert (marks.first[1:] > marks.end[:-1]).all()
     key = np.arange(0, 50, dtype=np.int64)
     ones, noughts = key * 0 + 1, key * 0
-    table = InFlight(Columns(key, ones, noughts, noughts, noughts, key < 0, noughts, noughts * 0.0)).coalesced()
+    table = InFlight(Columns(key, ones, noughts, noughts, noughts, key < 0, noughts, np.zeros(len(key)))).coalesced()
     split = marks.split(table)
     is_marked = marks.cover(split)
     found = split.columns.take(is_marked).messages().key.tolist()

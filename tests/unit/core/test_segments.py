@@ -27,7 +27,7 @@ def ends(*ranges: tuple[int, int]) -> Events:
 def table(*runs: tuple[int, int]) -> InFlight:
     """Return a table of these runs: first message, number of messages."""
     key, count = np.array(runs, dtype=np.int64).reshape(-1, 2).T
-    return InFlight(Columns(key, count, key * 0, key * 0, key * 0, key < 0, key * 0, key * 0.0))
+    return InFlight(Columns(key, count, key * 0, key * 0, key * 0, key < 0, key * 0, np.zeros(len(key))))
 
 
 def rows(of: Events | Columns) -> list[tuple[int, int]]:

@@ -33,11 +33,10 @@ def state_of(*rows: tuple[int, int, int, int], reasons: dict[int, str] | None = 
     columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
     key, given_back = columns[0], columns[2] % 2 == 1
     texts, number = with_texts(("",), [(reasons or {}).get(each, "") for each in key.tolist()])
+    jitter_ms = (columns[2] % 3 / 4).astype(np.float64)
+    table = Columns(key, np.ones_like(key), columns[1], columns[2], columns[3], given_back, number, jitter_ms)
     return PartitionState(
-        InFlight(
-            Columns(key, np.ones_like(key), *columns[1:4], given_back, number, columns[2] % 3 / 4),
-            texts,
-        ),
+        InFlight(table, texts),
         5_000,
         42,
         Counters(started=3, unreadable=1),
