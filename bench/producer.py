@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from bench.sender import Spent
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def measure(
 
 def _queue(broker: EmbeddedBroker, kind: str) -> str:
     name = f"producers-{kind}-{next(_numbers)}"
-    create_queue(name, bootstrap_servers=broker.bootstrap_servers, partitions=PARTITIONS)
+    create_queue_topics(name, bootstrap_servers=broker.bootstrap_servers, partitions=PARTITIONS)
     return name
 
 

@@ -19,7 +19,7 @@ from kmq_spark.config import load_settings
 from kmq_spark.core.in_flight import ranges_of
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.kafka.queue_rules import checked_rules, read_rules, write_rules
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.spark.session import build_session, session_settings
@@ -68,7 +68,7 @@ class Bench:
 
     def queue(self, name: str, partitions: int = PARTITIONS) -> QueueTopics:
         """Make a queue."""
-        return create_queue(name, bootstrap_servers=self.broker.bootstrap_servers, partitions=partitions).topics
+        return create_queue_topics(name, bootstrap_servers=self.broker.bootstrap_servers, partitions=partitions).topics
 
     def remove(self, queue: QueueTopics) -> None:
         """Delete the topics of a queue: payloads of a whole run would fill a disk."""

@@ -12,7 +12,7 @@ from faults.proxy import TRANSACTIONAL, ProxiedBroker
 from faults.sequences import line_of, read_sent, violations
 from faults.stage import Judged
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
@@ -31,7 +31,7 @@ class SentStage(Judged):
     def __init__(self, campaign: Campaign, name: str, broker: EmbeddedBroker | None = None) -> None:
         super().__init__(campaign, name)
         self.broker, self.queue = broker or campaign.broker, self.name
-        create_queue(self.queue, bootstrap_servers=self.broker.bootstrap_servers, partitions=PARTITIONS)
+        create_queue_topics(self.queue, bootstrap_servers=self.broker.bootstrap_servers, partitions=PARTITIONS)
 
     def start(self, module: str, settings: dict[str, Any], **options: Any) -> Child:  # of Child
         """Start a module of this package."""

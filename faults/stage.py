@@ -30,7 +30,7 @@ from faults.waits import Bounds, Interval, gaps
 from faults.worker import Profile
 from kmq_spark.core.policy import DEFAULT_RULES
 from kmq_spark.kafka.queue_rules import checked_rules, write_rules
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -180,7 +180,7 @@ class Stage(Judged):
         }
 
     def _make_queue(self, rules: Mapping[str, Any], max_deliveries: int) -> None:
-        create_queue(self.queue, bootstrap_servers=self.bootstrap_servers, partitions=self.partitions)
+        create_queue_topics(self.queue, bootstrap_servers=self.bootstrap_servers, partitions=self.partitions)
         wanted = checked_rules({"max_deliveries": max_deliveries, **rules})
         write_rules(self.queue, wanted, expected_version=0, bootstrap_servers=self.bootstrap_servers)
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from kmq_spark.dlq.dead_letters import list_dead_letters, purge, redrive
     from kmq_spark.dlq.filter import DeadLetterFilter
     from kmq_spark.dlq.redrive import RedriveSummary
-    from kmq_spark.kafka.topics import check_queue, create_queue
+    from kmq_spark.kafka.queue_rules import create_queue
+    from kmq_spark.kafka.topics import check_queue
     from kmq_spark.producer.producer import QueueProducer
     from kmq_spark.producer.resuming import ResumingProducer
     from kmq_spark.wire.dead_letter import DeadLetter
@@ -53,7 +54,7 @@ _MODULE_OF = {
     "RunSummary": "kmq_spark.consumer.worker",
     "Transaction": "kmq_spark.consumer.transaction",
     "check_queue": "kmq_spark.kafka.topics",
-    "create_queue": "kmq_spark.kafka.topics",
+    "create_queue": "kmq_spark.kafka.queue_rules",
     "list_dead_letters": "kmq_spark.dlq.dead_letters",
     "load_settings": "kmq_spark.config",
     "purge": "kmq_spark.dlq.dead_letters",

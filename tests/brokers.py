@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, Producer
 
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import cache_folder, exclusive, jar_paths
 from kmq_spark.local.java import find_java
@@ -76,7 +76,7 @@ def _write_archive(archive: Path) -> None:
 
 def _use(bootstrap_servers: str) -> None:
     """Create a queue, write to it in a transaction, and read it as a member of a group."""
-    create_queue("q", bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics("q", bootstrap_servers=bootstrap_servers, partitions=1)
     producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": "t"})
     producer.init_transactions(ENDS_S)
     producer.begin_transaction()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table, create_rules
+from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table
 from kmq_spark.cli.shared.common import command
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, print_object, print_rows
@@ -36,19 +36,21 @@ def create(
     """
     Make the queue, markers, dead-letter, redrive and producers topics where they do not exist, and check them.
 
-    Rules that are named here belong to the queue: its tracker and consumers follow them.
+    A new queue gets rules, which its tracker and consumers follow: those named here, else 12 deliveries and a backoff
+    that grows from a second to ten minutes.
     """
-    from kmq_spark.kafka.topics import create_queue
+    from kmq_spark.kafka.queue_rules import create_queue, read_rules
 
     settings = connection.settings()
     layout = create_queue(
         name,
         partitions=NEW_PARTITIONS if partitions is None else partitions,
         is_exact=partitions is not None,
+        rules=rules.given(),
         replication_factor=replication_factor,
         **settings.kafka.reach(),
     )
-    stored = create_rules(name, rules, settings, replication_factor)
+    stored = read_rules(name, **settings.kafka.reach())
     topics = layout.topics
     own = () if topics.subscription else (topics.producers_topic,)
     names = ", ".join((*topics.all_topics, topics.redrive_topic, *own))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kmq_spark.config import Settings
-    from kmq_spark.kafka.queue_rules import StoredRules
 
 Execute = Annotated[bool, typer.Option("--execute", help="Write the change; without it the change is only shown.")]
 ExpectVersion = Annotated[
@@ -55,36 +54,6 @@ class RuleOptions:
         given = {name: value for name, value in asdict(self).items() if value is not None}
         durations = [name for name in ("backoff_initial", "backoff_max", "lease") if name in given]
         return given | {name: seconds(given[name], _flag(name)) for name in durations}
-
-
-def create_rules(name: str, options: RuleOptions, settings: Settings, replication_factor: int) -> StoredRules | None:
-    """
-    Write version 1 of a queue's rules, if any rule option was given.
-
-    Returns:
-        The stored rules; None if no rule option was given.
-
-    Raises:
-        ConfigError: A value is not allowed, or the queue already has other rules.
-    """
-    from kmq_spark.kafka.queue_rules import checked_rules, checked_version, read_rules, write_rules
-
-    given = options.given()
-    if not given:
-        return None
-    reach = settings.kafka.reach()
-    wanted = checked_rules(given)
-    found = read_rules(name, **reach)
-    if found is not None and checked_version(name, found):
-        has, wants = found.by_name(), wanted.by_name()
-        if other := {rule: wants[rule] for rule in given if has[rule] != wants[rule]}:
-            message = (
-                f"queue {name!r} has other rules already: got {other!r}, version {found.version} has "
-                f"{ {rule: has[rule] for rule in other}!r}; change them with `kmq queue alter {name}`"
-            )
-            raise ConfigError(message)
-        return found
-    return write_rules(name, wanted, expected_version=0, replication_factor=replication_factor, **reach)
 
 
 def alter_rules(

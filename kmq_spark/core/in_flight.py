@@ -137,7 +137,7 @@ class Columns:
         return self.deadline_at_ms + self.jitter_ms.astype(np.int64)
 
     def earliest_deadline_at_ms(self) -> int | None:
-        """Return the earliest deadline of a message, a lower bound where too many may have it; None for no messages."""
+        """Return the earliest deadline, or a lower bound where more than `MOST_SPREAD` messages may have it."""
         if not len(self):
             return None
         earliest = int(self.latest_deadline_at_ms().min())
@@ -249,10 +249,6 @@ class InFlight:
         rows = np.searchsorted(own, keys)
         found = own[np.minimum(rows, len(own) - 1)] == keys
         return np.where(found, rows, -1)
-
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> InFlight:
-        """Return the rows with these ascending row numbers, or the rows that a mask selects."""
-        return InFlight(self.columns.take(rows), self.texts)
 
     def split_at(self, cuts: NDArray[np.uint64]) -> InFlight:
         """Return the table with each run split at the cuts within it; see `Columns.split_at`."""

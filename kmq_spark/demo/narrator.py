@@ -19,7 +19,7 @@ from kmq_spark.demo.audit import Audit, audit
 from kmq_spark.demo.processes import Crew, TrackerProcess
 from kmq_spark.demo.worker import BROKEN_FILES, count_directly, standard_library
 from kmq_spark.inspection.spans import counted
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.queue_rules import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 

@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
+from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds, seconds
 from kmq_spark.core.policy import DEFAULT_RULES, MAX_MAX_DELIVERIES, QueueRules
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import DENIED
@@ -29,17 +29,25 @@ from kmq_spark.kafka.own_record import own_tombstone, write_own
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import (
+    MAX_MESSAGE_BYTES,
     admin_config,
     make_client,
     new_client_id,
     reader_config,
     transactional_producer_config,
 )
-from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, ensure_compacted_topic
+from kmq_spark.kafka.topics import (
+    DEFAULT_TIMEOUT,
+    SEVEN_DAYS_S,
+    QueueLayout,
+    create_queue_topics,
+    ensure_compacted_topic,
+)
 from kmq_spark.kafka.transaction import TransactionalProducer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import timedelta
 
     from confluent_kafka import Consumer, Message
 
@@ -49,6 +57,12 @@ RULES_TOPIC = "kmq.queues"
 
 RULE_NAMES = ("max_deliveries", "backoff", "backoff_initial", "backoff_max", "backoff_jitter", "expired", "lease")
 """The rules of a queue, by their names in its record, in display order. Durations are seconds."""
+
+RETRIES = {"max_deliveries": 12, "backoff": "exponential", "backoff_initial": 1.0, "backoff_max": 600.0}
+"""
+Rules of a new queue, where its creator names no others: a failing message is retried for 27 minutes, so that an outage
+of ten makes no dead letters. Without jitter: messages that failed one after the other come back one after the other.
+"""
 
 MAX_RECORD_BYTES = 65_536
 
@@ -274,6 +288,86 @@ def lease_of(
         logger.warning("cannot read the lease of queue %s, using %g s: %s", topics, DEFAULT_LEASE_S, error)
         stored = None
     return DEFAULT_LEASE_S if stored is None or stored.lease_s is None else stored.lease_s
+
+
+def create_queue(
+    queue: str,
+    *,
+    bootstrap_servers: str,
+    partitions: int = 4,
+    rules: Mapping[str, Any] | None = None,
+    replication_factor: int = -1,
+    retention: float | timedelta = SEVEN_DAYS_S,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    timeout: float | timedelta = DEFAULT_TIMEOUT,
+    extra: Mapping[str, str] | None = None,
+    is_exact: bool = False,
+) -> QueueLayout:
+    """
+    Create the topics of a queue that do not exist, check all of them, and give the queue rules if it has none.
+
+    Args:
+        queue: Name of the queue, or `queue@subscription` for the topics of one of its subscriptions.
+        bootstrap_servers: Comma-separated `host:port`.
+        partitions: Partitions of each topic, 1 to 32,768. If the queue topic exists, the other topics have as many as
+            it has.
+        rules: Rules by name, of `max_deliveries`, `backoff`, `backoff_initial`, `backoff_max`, `backoff_jitter`,
+            `expired`, `lease`; durations in seconds. By default 12 deliveries, and a backoff that grows from one second
+            to ten minutes. A subscription has the rules of its queue by default.
+        replication_factor: Replicas of each partition; -1 for the broker's default.
+        retention: Retention of messages and markers, seconds or a timedelta; must be longer than the longest lease plus
+            the longest outage. Dead letters are kept without limit.
+        max_message_bytes: Largest message that a producer may send.
+        timeout: Timeout of each request to the broker, seconds or a timedelta.
+        extra: librdkafka settings.
+        is_exact: Whether it is an error if the queue topic exists with another number of partitions.
+
+    Returns:
+        The layout of the queue. If all topics existed and are correct, and the queue has rules, nothing has changed.
+
+    Raises:
+        ConfigError: A value is out of bounds, or the queue already has other rules.
+        TopicError: A topic exists and is not correct.
+        KafkaClientError: The broker cannot be reached or rejects the request.
+    """
+    given = dict(rules or {})
+    if unknown := given.keys() - set(RULE_NAMES):
+        raise ConfigError(f"unknown rule of a queue: got {sorted(unknown)}; expected of {', '.join(RULE_NAMES)}")
+    checked_rules(given)
+    layout = create_queue_topics(
+        queue,
+        bootstrap_servers=bootstrap_servers,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        retention=retention,
+        max_message_bytes=max_message_bytes,
+        timeout=timeout,
+        extra=extra,
+        is_exact=is_exact,
+    )
+    timeout = seconds("timeout", timeout)
+    found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
+    if found is None or (given and not checked_version(queue, found)):
+        write_rules(
+            queue,
+            checked_rules({**(RETRIES if found is None else found.by_name()), **given}),
+            expected_version=0,
+            bootstrap_servers=bootstrap_servers,
+            timeout=timeout,
+            extra=extra,
+            replication_factor=replication_factor,
+        )
+        return layout
+    has = found.by_name()
+    if other := {
+        rule: value for rule, value in checked_rules({**has, **given}).by_name().items() if has[rule] != value
+    }:
+        message = (
+            f"queue {queue!r} has other rules already: got {other!r}, version {found.version} has "
+            f"{ {rule: has[rule] for rule in other}!r}; change them with `kmq queue alter {queue}`"
+        )
+        raise ConfigError(message)
+    return layout
 
 
 def write_rules(

@@ -72,7 +72,7 @@ class QueueLayout:
     redrive_partition_count: int = 0
 
 
-def create_queue(
+def create_queue_topics(
     queue: str,
     *,
     bootstrap_servers: str,
@@ -84,30 +84,7 @@ def create_queue(
     extra: Mapping[str, str] | None = None,
     is_exact: bool = False,
 ) -> QueueLayout:
-    """
-    Create the topics of a queue that do not exist, and check all of them.
-
-    Args:
-        queue: Name of the queue, or `queue@subscription` for the topics of one of its subscriptions.
-        bootstrap_servers: Comma-separated `host:port`.
-        partitions: Partitions of each topic, 1 to 32,768. If the queue topic exists, the other topics have as many as
-            it has.
-        replication_factor: Replicas of each partition; -1 for the broker's default.
-        retention: Retention of messages and markers, seconds or a timedelta; must be longer than the longest lease plus
-            the longest outage. Dead letters are kept without limit.
-        max_message_bytes: Largest message that a producer may send.
-        timeout: Timeout of each request to the broker, seconds or a timedelta.
-        extra: librdkafka settings.
-        is_exact: Whether it is an error if the queue topic exists with another number of partitions.
-
-    Returns:
-        The layout of the queue. If all topics existed and are correct, nothing has changed.
-
-    Raises:
-        ConfigError: A value is out of bounds.
-        TopicError: A topic exists and is not correct.
-        KafkaClientError: The broker cannot be reached or rejects the request.
-    """
+    """Create the topics of a queue that do not exist, and check all of them; see `create_queue`."""
     topics = QueueTopics.parse(queue)
     timeout = seconds("timeout", timeout)
     if not 1 <= partitions <= 32_768:  # noqa: PLR2004  # MAX_QUEUE_PARTITION + 1, said in the message

@@ -18,7 +18,7 @@ from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import decode_marker
 from tests.limits import COMES_S
@@ -144,7 +144,7 @@ def make_queue(bootstrap_servers: str) -> Callable[..., Queue]:
 
     def make(partitions: int = 1) -> Queue:
         name = f"client-{os.getpid()}-{next(_numbers)}"
-        create_queue(name, bootstrap_servers=bootstrap_servers, partitions=partitions)
+        create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=partitions)
         return Queue(name, bootstrap_servers)
 
     return make

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.kafka.queue_rules import checked_rules, write_rules
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from tests.limits import COMES_S, ENDS_S
@@ -36,7 +36,7 @@ class Stage:
         self.bootstrap_servers = bootstrap_servers
         self.folder = folder
         self.queue = queue
-        self.layout: QueueLayout = create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=2)
+        self.layout: QueueLayout = create_queue_topics(queue, bootstrap_servers=bootstrap_servers, partitions=2)
         self._rules_version = 0
         self.put_rules(max_deliveries=3)
 

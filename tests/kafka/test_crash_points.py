@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from kmq_spark.config import load_settings
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
-from kmq_spark.kafka.topics import check_queue, create_queue
+from kmq_spark.kafka.topics import check_queue, create_queue_topics
 from kmq_spark.tracker.once import track_once
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, seen, wait_until
 from tests.kafka.stage import put_rules
@@ -89,7 +89,7 @@ def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(qu
 def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: str) -> None:
     """A message that the broker refuses with our headers: the open transaction is aborted by the next tracker."""
     name = f"aborting-{time.time_ns()}"
-    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1, max_message_bytes=10_000)
+    create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=1, max_message_bytes=10_000)
     queue, large = Queue(name, bootstrap_servers), b"x" * (10_000 + 16 * 1024 - 110)
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     for value in (b"small", large):

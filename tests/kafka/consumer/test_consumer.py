@@ -13,7 +13,7 @@ from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.errors import ConfigError, KafkaClientError, LeaseLostError, TopicError, UsageError
 from kmq_spark.kafka.settings import producer_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
 from tests.limits import COMES_S
@@ -182,7 +182,7 @@ def test_value_out_of_bounds_is_refused_before_connecting(options: dict[str, Any
 def test_nothing_is_handed_out_while_the_start_cannot_be_written() -> None:
     """After the broker has returned, the messages are delivered with the same delivery count."""
     with quick_broker() as broker:
-        create_queue("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        create_queue_topics("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
         queue = Queue("away", broker.bootstrap_servers)
         queue.send(*"abc")
         with consumer_of(queue, lease=2) as consumer:

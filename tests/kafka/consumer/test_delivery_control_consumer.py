@@ -11,7 +11,7 @@ from kmq_spark.consumer import pipeline
 from kmq_spark.core.markers import MarkerType, Outcome, Release
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
 from kmq_spark.kafka.settings import producer_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, wait_until
 from tests.limits import COMES_S
 
@@ -221,7 +221,7 @@ def test_each_group_sees_every_message_once_and_a_copy_for_one_is_passed_over_by
     names = ["billing", "audit"]
     for name in names:
         # what `kmq queue create <queue>@<group>` makes, with what exists today
-        create_queue(f"{queue.name}@{name}", bootstrap_servers=queue.bootstrap_servers, partitions=1)
+        create_queue_topics(f"{queue.name}@{name}", bootstrap_servers=queue.bootstrap_servers, partitions=1)
     queue.send(*"abc")
     write(queue, "again", subscription="billing", delivery_count=1)
     write(queue, "last")

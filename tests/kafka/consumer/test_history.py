@@ -10,7 +10,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import KmqError
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_first_consumers_receive_what_was_sent_before(queue: Queue) -> None:
     """Those of the queue, of a logical queue whose topic has a history of others, and of a subscription."""
     queue.send(*"abc")
     queue.send("vip", logical_queue="vip")
-    create_queue(f"{queue.name}@audit", bootstrap_servers=queue.bootstrap_servers, partitions=1)
+    create_queue_topics(f"{queue.name}@audit", bootstrap_servers=queue.bootstrap_servers, partitions=1)
     assert finish(queue, 3) == [b"a", b"b", b"c"]
     assert finish(queue, 1, logical_queue="vip") == [b"vip"]
     assert finish(queue, 3, subscription="audit") == [b"a", b"b", b"c"]
@@ -93,7 +93,7 @@ def test_topic_that_was_created_again_is_read_from_its_beginning(queue: Queue) -
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     admin.delete_topics([queue.name])[queue.name].result(10)
     assert wait_until(lambda: queue.name not in admin.list_topics(timeout=10).topics)
-    create_queue(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
+    create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
     assert wait_until(lambda: not queue.committed())
     time.sleep(1.0)
     queue.send(*"defg")

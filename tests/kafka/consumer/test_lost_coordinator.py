@@ -14,7 +14,7 @@ from faults.proxy import Connection, Proxy
 from kmq_spark.consumer import membership
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.probe import free_port
@@ -52,7 +52,7 @@ def far_queue(proxy: CoordinatorProxy) -> Iterator[Queue]:
     """A queue whose broker is reached through the proxy."""
     names_itself = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
     with EmbeddedBroker(None, proxy.target, names_itself, environment=quick_java()):
-        create_queue("far", bootstrap_servers=proxy.address, partitions=1)
+        create_queue_topics("far", bootstrap_servers=proxy.address, partitions=1)
         yield Queue("far", proxy.address)
 
 

@@ -18,7 +18,7 @@ from kmq_spark import (
     FencedError,
     TopicError,
     check_queue,
-    create_queue,
+    create_queue_topics,
     redrive,
 )
 from kmq_spark.core.markers import Outcome
@@ -157,7 +157,7 @@ def test_other_queue_gets_it_by_key_without_a_foreign_origin(
 def test_group_redrives_its_own_letters_to_itself(letters: Letters) -> None:
     """Its topics are its own, its message names it, and the queue's own letters stay."""
     name = f"{letters.queue.name}@billing"
-    layout = create_queue(name, bootstrap_servers=letters.bootstrap_servers, partitions=7)
+    layout = create_queue_topics(name, bootstrap_servers=letters.bootstrap_servers, partitions=7)
     assert (layout.partition_count, layout.dead_letter_partition_count, layout.redrive_partition_count) == (2, 2, 2)
     group = Letters(letters.queue, name)
     letters.bury(b"mine")
@@ -239,7 +239,7 @@ def create_again(letters: Letters) -> None:
     admin = AdminClient({"bootstrap.servers": letters.bootstrap_servers})
     for future in admin.delete_topics([letters.topics.dead_letter_topic]).values():
         future.result(10)
-    create_queue(letters.name, bootstrap_servers=letters.bootstrap_servers, partitions=2)
+    create_queue_topics(letters.name, bootstrap_servers=letters.bootstrap_servers, partitions=2)
 
 
 def test_letters_of_a_topic_that_was_created_again_are_open_and_none_is_deleted_unseen(letters: Letters) -> None:

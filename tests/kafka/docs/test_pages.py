@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.kafka.settings import marker_producer_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import encode_marker
@@ -42,7 +42,7 @@ def own_broker() -> Iterator[EmbeddedBroker]:
 def test_dead_letters_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """One letter of a missing customer, two of a timeout: the two are redriven, the one is shown."""
     servers = own_broker.bootstrap_servers
-    create_queue("orders", bootstrap_servers=servers, partitions=2)
+    create_queue_topics("orders", bootstrap_servers=servers, partitions=2)
     letters = Letters(Queue("orders", servers))
     letters.bury(b'{"order": 1041, "customer": 7}', key=b"customer-7", reason="no such customer: 7")
     letters.bury(b"a", b"b", key=b"customer-9", reason="timeout after 5 s", partition=1)
@@ -59,14 +59,14 @@ def test_delivery_control_page_runs_as_typed(own_broker: EmbeddedBroker, make_re
 
 def test_producing_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """Its first block sends three messages; the import copies three lines, and nothing when it runs again."""
-    create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
+    create_queue_topics("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
     make_reader(own_broker.port).read("docs/producing.md")
     assert seen(Queue("orders", own_broker.bootstrap_servers))[3:] == [b"anna", b"bert", b"carl"]
 
 
 def test_consuming_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """Of 1,012 messages ten of the batches fail, and one of the loop; one is rejected, and one has a result."""
-    create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=2)
+    create_queue_topics("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=2)
     queue = Queue("orders", own_broker.bootstrap_servers)
     reader = make_reader(own_broker.port)
     # 1 + 1,000 - 10
@@ -125,7 +125,7 @@ def test_ledger_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Call
     """Of the first queue one message is acknowledged, one rejected and one forgotten."""
     servers = own_broker.bootstrap_servers
     for name in ("orders", "emails"):
-        create_queue(name, bootstrap_servers=servers, partitions=2)
+        create_queue_topics(name, bootstrap_servers=servers, partitions=2)
         with QueueConsumer(name, bootstrap_servers=servers) as consumer:
             with QueueProducer(name, bootstrap_servers=servers) as producer:
                 for value in "abc":
@@ -139,7 +139,7 @@ def test_ledger_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Call
 
 def fill_and_hold(servers: str) -> Queue:
     """Return the queue `orders` with 200 messages; four of partition 1 are started under a long lease."""
-    create_queue("orders", bootstrap_servers=servers, partitions=4)
+    create_queue_topics("orders", bootstrap_servers=servers, partitions=4)
     queue = Queue("orders", servers)
     with QueueProducer("orders", bootstrap_servers=servers) as producer:
         for number in range(200):

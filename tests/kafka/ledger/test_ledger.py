@@ -242,7 +242,7 @@ def test_records_that_are_gone_stop_the_ledger_with_what_to_do(
     """A topic that was made anew is shorter than the checkpoint says."""
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415  # used here alone
 
-    from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415  # as above
+    from kmq_spark.kafka.topics import create_queue_topics  # noqa: PLC0415  # as above
 
     queue = make_queue()
     queue.send("a", "b", "c")
@@ -254,7 +254,7 @@ def test_records_that_are_gone_stop_the_ledger_with_what_to_do(
     with pytest.raises(TopicError, match="does not exist"):
         write_ledger(spark, queue.name, settings)
     time.sleep(0.5)
-    create_queue(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
+    create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
     queue.send("d")
     with pytest.raises(LedgerError) as raised:
         write_ledger(spark, queue.name, settings)

@@ -11,7 +11,7 @@ from kmq_spark.cli import doctor
 from kmq_spark.config import load_settings
 from kmq_spark.inspection import findings
 from kmq_spark.inspection.cluster import Cluster
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.conftest import wait_until
 from tests.limits import COMES_S
 
@@ -22,7 +22,7 @@ def test_partition_behind_a_transaction_that_is_open_for_too_long_is_found(
     bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = f"open-{time.time_ns()}"
-    create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=2)
+    create_queue_topics(queue, bootstrap_servers=bootstrap_servers, partitions=2)
     settings: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers, "transactional.id": queue}
     producer = Producer(settings)
     producer.init_transactions(COMES_S)

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kmq_spark.dlq.dead_letters import redrive
 from kmq_spark.errors import FencedError, TopicError
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.resuming import ResumingProducer
 from tests.kafka.conftest import Queue, read_all, sender_of
 from tests.kafka.operator.test_commands import checks, kmq
@@ -123,7 +123,7 @@ def test_topic_of_positions_that_deletes_records_is_refused_with_its_repair(queu
     with pytest.raises(TopicError, match=repair):
         copy(queue, "b")
     with pytest.raises(TopicError, match=repair):
-        create_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
+        create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers)
     (finding,) = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))["producers"]
     assert finding["level"] == "unhealthy"
     assert "cleanup.policy=delete" in finding["what"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmq_spark.errors import FencedError
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.resuming import ResumingProducer
 from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, seen
@@ -29,7 +29,7 @@ def queue() -> Iterator[Queue]:
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
     }
     with quick_broker(extra=settings) as broker:
-        create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        create_queue_topics("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
         yield Queue("orders", broker.bootstrap_servers)
 
 

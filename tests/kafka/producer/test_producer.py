@@ -208,9 +208,9 @@ def test_refused_setting_does_not_show_a_password() -> None:
 @pytest.mark.slow
 def test_failed_message_without_a_callback_is_raised_by_the_next_call() -> None:
     with quick_broker() as broker:
-        from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415
+        from kmq_spark.kafka.topics import create_queue_topics  # noqa: PLC0415
 
-        create_queue("lost", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        create_queue_topics("lost", bootstrap_servers=broker.bootstrap_servers, partitions=1)
         producer = QueueProducer("lost", bootstrap_servers=broker.bootstrap_servers, delivery_timeout=1)
         broker.kill()
         producer.send("x")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from faults.three_brokers import ThreeBrokers
 from kmq_spark.cli.main import app
 from kmq_spark.errors import TopicError
-from kmq_spark.kafka.topics import check_queue, create_queue
+from kmq_spark.kafka.topics import check_queue, create_queue_topics
 from tests.brokers import quick_java
 from tests.kafka.stage import wait_until
 
@@ -63,7 +63,7 @@ def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
 ) -> None:
     """With an explicit replication factor and with the broker's default."""
     name = f"made{replication_factor}"
-    layout = create_queue(
+    layout = create_queue_topics(
         name, bootstrap_servers=brokers.bootstrap_servers, partitions=1, replication_factor=replication_factor
     )
     for topic in (*layout.topics.all_topics, layout.topics.redrive_topic):
@@ -87,7 +87,7 @@ def test_setting_that_loses_acknowledged_records_is_found_with_its_repair(
 ) -> None:
     """The start check of every tracker and the doctor find it."""
     name = f"weak-{topic.partition('.')[2]}-{key}"
-    create_queue(name, bootstrap_servers=brokers.bootstrap_servers, partitions=1)
+    create_queue_topics(name, bootstrap_servers=brokers.bootstrap_servers, partitions=1)
     change(brokers, topic.format(name), key, value)
     with pytest.raises(TopicError) as raised:
         check_queue(name, bootstrap_servers=brokers.bootstrap_servers)

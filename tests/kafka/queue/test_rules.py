@@ -6,6 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from typer.testing import CliRunner
@@ -14,7 +15,7 @@ from kmq_spark.cli.main import app
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import ConfigError
-from kmq_spark.kafka.queue_rules import read_rules
+from kmq_spark.kafka.queue_rules import create_queue, read_rules
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.once import track_once
 from kmq_spark.tracker.parts import sender_of
@@ -170,6 +171,26 @@ def test_change_that_is_not_allowed_is_one_line(queue: Queue, arguments: tuple[s
     assert refused.exit_code == 2
     assert finding in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_new_queue_retries_for_longer_than_an_outage_of_ten_minutes(queue: Queue) -> None:
+    """Created again it keeps its rules; a subscription has those of its queue, until it is given others."""
+    where, name = {"bootstrap_servers": queue.bootstrap_servers}, f"{queue.name}-new"
+    for _ in range(2):
+        create_queue(name, **where)
+        create_queue(f"{name}@billing", **where)
+    stored = read_rules(f"{name}@billing", **where)
+    assert stored is not None
+    assert (stored.name, stored.rules.version, stored.rules.max_deliveries) == (name, 1, 12)
+    waits_ms, _ = stored.rules.backoff.delays_ms(np.arange(1, stored.rules.max_deliveries))
+    # 1 + 2 + 4 + … + 512 s, and 600 s instead of 1,024
+    assert int(waits_ms.sum()) == (1_023 + 600) * 1000
+    create_queue(f"{name}@audit", rules={"lease": 9}, **where)
+    own = read_rules(f"{name}@audit", **where)
+    assert own is not None
+    assert (own.name, own.lease_s, own.rules.max_deliveries) == (f"{name}@audit", 9, 12)
+    with pytest.raises(ConfigError, match="unknown rule of a queue: got \\['leas'\\]"):
+        create_queue(name, rules={"leas": 9}, **where)
 
 
 def test_create_with_other_rules_than_the_queue_has_is_refused(queue: Queue) -> None:

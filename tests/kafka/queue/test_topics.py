@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.topics import check_queue, create_queue
+from kmq_spark.kafka.topics import check_queue, create_queue_topics
 from tests.kafka.conftest import Queue
 
 pytestmark = pytest.mark.kafka
@@ -49,12 +49,12 @@ def test_new_queue_whose_names_would_meet_another_queue_s_is_refused(
 ) -> None:
     """The consumers of a queue orders.tracker would use the consumer group of the tracker of orders."""
     with pytest.raises(ConfigError, match=f"name is reserved: got .*, a name without '{re.escape(part)}'"):
-        create_queue(name, bootstrap_servers=bootstrap_servers)
+        create_queue_topics(name, bootstrap_servers=bootstrap_servers)
 
 
 def test_create_twice_changes_nothing(make_queue: Callable[..., Queue]) -> None:
     queue = make_queue(partitions=3)
-    layout = create_queue(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=5)
+    layout = create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=5)
     assert layout.partition_count == 3
     assert layout.dead_letter_partition_count == 3
     assert layout.retention_ms == 7 * 24 * 60 * 60 * 1000
@@ -96,14 +96,14 @@ def test_queue_is_made_of_a_topic_that_exists(bootstrap_servers: str, name: str)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
         future.result(10)
-    layout = create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
+    layout = create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=2)
     assert (layout.partition_count, layout.dead_letter_partition_count) == (4, 4)
 
 
 def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name: str) -> None:
     """Its markers topic has as many partitions as the queue's, whatever its own command asks for."""
-    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=3, max_message_bytes=2_000_000)
-    layout = create_queue(f"{name}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=3, max_message_bytes=2_000_000)
+    layout = create_queue_topics(f"{name}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
     assert layout.topics == QueueTopics(name, "billing")
     assert (layout.partition_count, layout.dead_letter_partition_count, layout.redrive_partition_count) == (3, 3, 3)
     queue, dead_letters = topic_settings(bootstrap_servers, name, f"{name}.subscription-billing.dlq")
@@ -111,14 +111,14 @@ def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name:
 
 
 def test_group_that_does_not_fit_is_reported_with_its_own_command(bootstrap_servers: str, name: str) -> None:
-    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
+    create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=2)
     with pytest.raises(TopicError, match=rf"subscription-a.markers' does not exist; run `kmq queue create {name}@a`"):
         check_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_topics([NewTopic(f"{name}.subscription-a.markers", 1, 1)]).values():
         future.result(10)
     with pytest.raises(TopicError, match=rf"--alter --topic {name}.subscription-a.markers --partitions 2"):
-        create_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
+        create_queue_topics(f"{name}@a", bootstrap_servers=bootstrap_servers)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_group_that_does_not_fit_is_reported_with_its_own_command(bootstrap_serv
 )
 def test_topic_that_forgets_is_found(bootstrap_servers: str, name: str, part: str, setting: str, value: str) -> None:
     """Dead letters whose redrive record is removed would be sent again, messages without their STARTs be lost."""
-    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=1)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     wrong = [ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)]
     resource = ConfigResource("topic", f"{name}{part}", incremental_configs=wrong)
@@ -154,7 +154,7 @@ def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
 @pytest.mark.parametrize("partitions", [0, -1, 32_769])
 def test_partition_count_out_of_bounds_is_refused(partitions: int) -> None:
     with pytest.raises(ConfigError, match="partitions is out of bounds"):
-        create_queue("orders", bootstrap_servers="127.0.0.1:1", partitions=partitions)
+        create_queue_topics("orders", bootstrap_servers="127.0.0.1:1", partitions=partitions)
 
 
 def topic_settings(bootstrap_servers: str, *topics: str) -> list[dict[str, str]]:

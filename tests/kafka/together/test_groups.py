@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.stage import receive_all
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 def test_redelivery_for_one_group_is_no_work_for_another(stage: Stage) -> None:
     """Two groups, two trackers in one application; each message is dropped once by one of the groups."""
-    create_queue(f"{stage.queue}@billing", bootstrap_servers=stage.bootstrap_servers)
+    create_queue_topics(f"{stage.queue}@billing", bootstrap_servers=stage.bootstrap_servers)
     with stage.tracking(), stage.tracking("billing") as tracker:
         stage.send("a", "b")
         servers = stage.bootstrap_servers

@@ -17,7 +17,7 @@ from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Rel
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.topics import QueueLayout, create_queue
+from kmq_spark.kafka.topics import QueueLayout, create_queue_topics
 from kmq_spark.wire.codec import decode_marker, encode_marker
 from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN, SILENT_COUNT, SUBSCRIPTION, TTL_MS
 from tests.builders import begun, tick
@@ -214,9 +214,9 @@ def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
 def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_markers(bootstrap_servers: str) -> None:
     """All groups share the queue topic; each group has its own markers, dead letters and offsets."""
     queue = f"shared.{time.time_ns()}"
-    create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics(queue, bootstrap_servers=bootstrap_servers, partitions=1)
     # Two topics of these three are those of the group.
-    create_queue(f"{queue}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics(f"{queue}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
     topics = QueueTopics(queue, "billing")
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     producer.produce(queue, b"value", partition=0)

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.kafka.positions import Heartbeat
 from kmq_spark.kafka.settings import reader_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.tracker.test_redelivery_sender import Place, outcome
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kafka
 def place(bootstrap_servers: str) -> Iterator[Place]:
     """A queue of one partition."""
     name = f"heartbeat-{time.time_ns()}"
-    place = Place(bootstrap_servers, create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1))
+    place = Place(bootstrap_servers, create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=1))
     yield place
     place.close()
 

@@ -14,7 +14,7 @@ from kmq_spark.core.state import Status
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import marker_producer_config, transactional_producer_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.ticker import Ticker
@@ -50,7 +50,7 @@ def place(own_broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterato
     """A queue of one partition."""
     name = f"{request.node.originalname[:60]}-{time.time_ns()}"
     servers = own_broker.bootstrap_servers
-    place = Place(servers, create_queue(name, bootstrap_servers=servers, partitions=1))
+    place = Place(servers, create_queue_topics(name, bootstrap_servers=servers, partitions=1))
     yield place
     place.close()
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.stage import wait_until
 
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture
 def topic(bootstrap_servers: str) -> str:
     """A queue topic with one partition."""
-    return create_queue(f"q{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=1).topics.queue_topic
+    return create_queue_topics(
+        f"q{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=1
+    ).topics.queue_topic
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_payload_reader_notices_that_the_log_has_changed_since_it_asked_for_its_
     for future in admin.delete_topics([topic]).values():
         future.result(10)
     assert wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
-    create_queue(topic, bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics(topic, bootstrap_servers=bootstrap_servers, partitions=1)
     send(bootstrap_servers, topic, b"new")
     assert [each.message for each in reader.read({0: [7]})] == [None]
 

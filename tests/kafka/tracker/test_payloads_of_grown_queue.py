@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import admin_config, producer_config, reader_config, transactional_producer_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 
 pytestmark = pytest.mark.kafka
 
@@ -22,7 +22,7 @@ def test_partition_added_after_the_first_read_is_read_and_one_that_is_not_there_
 ) -> None:
     """A queue may grow under a running tracker, and a marker may name any partition: neither stops the tracker."""
     queue = f"grown.{time.time_ns()}"
-    create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics(queue, bootstrap_servers=bootstrap_servers, partitions=1)
     producer = Producer(producer_config(bootstrap_servers))
     producer.produce(queue, b"old", partition=0)
     producer.flush()
@@ -49,7 +49,7 @@ class Hidden:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.topic = f"hidden.{time.time_ns()}"
-        create_queue(self.topic, bootstrap_servers=bootstrap_servers, partitions=1)
+        create_queue_topics(self.topic, bootstrap_servers=bootstrap_servers, partitions=1)
         plain = Producer(producer_config(bootstrap_servers))
         self.transaction = Producer(transactional_producer_config(bootstrap_servers, f"{self.topic}.open"))
         self.transaction.init_transactions(10)

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmq_spark.kafka.settings import reader_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from tests.brokers import quick_broker
 from tests.kafka.tracker.senders import new_sender
 from tests.limits import COMES_S
@@ -45,7 +45,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 @pytest.fixture
 def layout(broker: EmbeddedBroker) -> QueueLayout:
     """A queue with one partition."""
-    return create_queue(f"q{time.time_ns()}", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+    return create_queue_topics(f"q{time.time_ns()}", bootstrap_servers=broker.bootstrap_servers, partitions=1)
 
 
 def test_tracker_starts_although_offsets_of_an_earlier_transaction_stay_pending(

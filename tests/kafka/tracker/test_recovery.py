@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.demo.audit import audit
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.kafka.settings import admin_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from tests.kafka.stage import Stage, receive_all, wait_until
 from tests.limits import COMES_S
@@ -165,7 +165,7 @@ def make_anew(stage: Stage) -> None:
     for future in admin.delete_topics(list(topics.all_topics)).values():
         future.result()
     assert wait_until(lambda: topics.queue_topic not in admin.list_topics(timeout=10).topics)
-    create_queue(stage.queue, bootstrap_servers=stage.bootstrap_servers, partitions=2)
+    create_queue_topics(stage.queue, bootstrap_servers=stage.bootstrap_servers, partitions=2)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Status
 from kmq_spark.errors import FencedError
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
-from kmq_spark.kafka.topics import QueueLayout, create_queue
+from kmq_spark.kafka.topics import QueueLayout, create_queue_topics
 from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN
@@ -142,7 +142,7 @@ def make_place(bootstrap_servers: str, request: pytest.FixtureRequest) -> Iterat
 
     def make(partitions: int = 1, max_message_bytes: int = 1_048_576) -> Place:
         name = f"{request.node.name[:60]}-{time.time_ns()}".replace("[", "-").replace("]", "")
-        layout = create_queue(
+        layout = create_queue_topics(
             name, bootstrap_servers=bootstrap_servers, partitions=partitions, max_message_bytes=max_message_bytes
         )
         made.append(Place(bootstrap_servers, layout))

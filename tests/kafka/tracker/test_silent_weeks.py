@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.settings import admin_config
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.once import track_once
 from tests.brokers import quick_broker
@@ -45,7 +45,7 @@ def new_queue(broker: EmbeddedBroker, what: str) -> tuple[str, Place]:
     """Return a queue of one partition."""
     name = f"{what}-{time.time_ns()}"
     servers = broker.bootstrap_servers
-    return name, Place(servers, create_queue(name, bootstrap_servers=servers, partitions=1))
+    return name, Place(servers, create_queue_topics(name, bootstrap_servers=servers, partitions=1))
 
 
 def tracker_positions(place: Place) -> dict[int, int]:
@@ -125,7 +125,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
 def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(bootstrap_servers: str) -> None:
     """The old tracker commits its offset for the new topic, which is longer: only the topic id shows the difference."""
     name = f"anew-{time.time_ns()}"
-    place = Place(bootstrap_servers, create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1))
+    place = Place(bootstrap_servers, create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=1))
     topics = place.layout.topics
     write(place, 5)
     old = place.sender(commit_interval=0)
@@ -134,7 +134,7 @@ def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(bootstrap_
     for future in admin.delete_topics(list(topics.all_topics)).values():
         future.result()
     assert wait_until(lambda: topics.queue_topic not in admin.list_topics(timeout=10).topics)
-    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=1)
     write(place, 20)
     old.tend({0: 5})
     sender = new_sender(place.layout, bootstrap_servers)

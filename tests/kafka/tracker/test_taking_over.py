@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import FencedError, TopicError
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.sender import redelivery
 from tests.kafka.tracker.senders import StampingSender, new_sender
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture
 def layout(bootstrap_servers: str) -> QueueLayout:
     """A queue with two messages in its first partition."""
-    layout = create_queue(f"taking-over-{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=2)
+    layout = create_queue_topics(f"taking-over-{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=2)
     with QueueProducer(layout.topics.queue_topic, bootstrap_servers=bootstrap_servers) as producer:
         for value in "ab":
             producer.send(value, partition=0)
@@ -146,7 +146,7 @@ def test_tracker_of_a_queue_topic_that_was_created_again_is_refused_and_one_that
     admin, queue = AdminClient({"bootstrap.servers": bootstrap_servers}), layout.topics.queue_topic
     for future in admin.delete_topics([queue]).values():
         future.result(10)
-    create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=2)
+    create_queue_topics(queue, bootstrap_servers=bootstrap_servers, partitions=2)
     told = f"topic '{queue}' was deleted and created again, '{queue}.markers' was not: .*; delete '{queue}.markers' too"
     with pytest.raises(TopicError, match=told):
         sender.check_queue_topic()

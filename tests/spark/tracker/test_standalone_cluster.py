@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.stage import receive_all
 from tests.limits import ENDS_S
@@ -93,7 +93,7 @@ class Submitting:
 @pytest.fixture
 def queue(bootstrap_servers: str) -> str:
     """A queue of two partitions."""
-    create_queue(name := f"cluster-{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=2)
+    create_queue_topics(name := f"cluster-{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=2)
     return name
 
 
