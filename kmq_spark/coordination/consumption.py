@@ -7,6 +7,8 @@ Rule 2: at least once: the position moves when a batch is done, and goes with th
 is handed out after its end was claimed and its position was read back from the log; if that is refused while the claim
 stands, it is fetched again.
 Rule 3: what was fetched under a claim that is over is dropped.
+Rule 4: a member takes what is free. One that has less than its share holds `clicks/waits/<client id>`; while it does,
+members that have more than theirs release it.
 
 Source: Marshal `consumer.go`, `claim.go`; its at most once is a to-do.
 """
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.core.coordination.records import MAX_NAME_CHARS
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.client_errors import DENIED, MISSING, client_error
@@ -156,7 +159,7 @@ class Consumption:
         topic: To consume.
         mode: `at-least-once`, or `at-most-once`.
         max_messages: Most messages in a batch.
-        most_claims: Most partitions that this member takes; 0 = no limit.
+        most_claims: Most partitions that this member takes; 0 = no limit but its share while another one waits for his.
         auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
         idle: End after so long without a message, seconds or a timedelta; None: never.
         release_if_behind: Release a partition after this time if this member is stuck, or slower than the senders,
@@ -206,6 +209,9 @@ class Consumption:
         # A position that the log does not have is not replaced by another one in silence.
         self._client = make_client(Consumer, {**config, "auto.offset.reset": "error"})
         self._admin = make_client(AdminClient, admin_config(coordinator.bootstrap_servers, extra=coordinator.extra))
+        # Given up, and held until what was handed out is acknowledged.
+        self._leaving: dict[int, Claim] = {}
+        self._waits: Claim | None = None
         self._partition_count, self._topic_id, self._topic_checked_s = 0, "", float("-inf")
         self._claims: dict[int, Claim] = {}
         self._progress: dict[int, Progress] = {}
@@ -265,8 +271,9 @@ class Consumption:
         self._stopping.set()
         if self._behind_s:
             self._pace_thread.join(_TIMEOUT_S)
-        for claim in self._claims.values():
+        for claim in [*self._claims.values(), *self._leaving.values()]:
             claim.release()
+        self._show(is_waiting=False)
         self._claims.clear()
         self._fetched.clear()
         self._client.close()
@@ -331,27 +338,51 @@ class Consumption:
                 raise client_error(failure, f"cannot read {self._topic}")
 
     def _look_after_claims(self) -> None:
-        """Drop partitions whose claim is over, and claim those that are free."""
+        """Drop partitions whose claim is over, and see that each member gets its share."""
         self._drop([partition for partition, claim in self._claims.items() if not claim.is_held])
         now_s = time.monotonic()
         if now_s - self._checked_s < _CHECK_EVERY_S:
             return
         self._checked_s = now_s
+        me, count = self._coordinator.client_id, self._partitions()
+        holders = self._coordinator.holders(f"{self._topic}/")
+        owners = [holders.get(f"{self._topic}/{partition}", "") for partition in range(count)]
+        waiting = {client_id for name, client_id in holders.items() if name.startswith(f"{self._topic}/waits/")}
+        least, rest = divmod(count, len({*owners, *waiting, me} - {""}))
+        own_most = self._most_claims or count
+        most = min(own_most, least + (rest > 0)) if waiting - {me} else own_most
+        self._give_up(most)
         # Others have as long to claim what this member released because it was behind.
-        free = [
-            partition
-            for partition in range(self._partitions())
-            if partition not in self._claims
-            and now_s - self._released_s.get(partition, float("-inf")) >= self._behind_s
-            and self._coordinator.may_claim(f"{self._topic}/{partition}")
-        ]
+        resting = {number for number, at_s in self._released_s.copy().items() if now_s - at_s < self._behind_s}
+        taken = {*self._claims, *self._leaving, *resting}
+        free = [number for number, owner in enumerate(owners) if owner in {"", me} and number not in taken]
         if (free or now_s - self._topic_checked_s >= _CHECK_TOPIC_EVERY_S) and not self._check_topic():
             return
         for partition in free:
-            if self._most_claims and len(self._claims) >= self._most_claims:
-                return
+            if len(self._claims) >= most:
+                break
             if claim := self._coordinator.claim(f"{self._topic}/{partition}", topic_id=self._topic_id):
                 self._begin(partition, claim)
+        self._show(is_waiting=len(self._claims) < min(own_most, least) and not resting)
+
+    def _give_up(self, most: int) -> None:
+        """Keep this many partitions; release the others when their messages are acknowledged."""
+        for partition in list(self._claims)[most:]:
+            self._leaving[partition] = self._claims[partition]
+            self._drop([partition])
+        for partition, claim in list(self._leaving.items()):
+            if not (claim.is_held and self._progress[partition].is_open):
+                claim.release()
+                del self._leaving[partition]
+
+    def _show(self, *, is_waiting: bool) -> None:
+        """Show the other members whether this one waits for its share."""
+        if self._waits is not None and not (is_waiting and self._waits.is_held):
+            self._waits.release()
+            self._waits = None
+        if is_waiting and self._waits is None:
+            name = f"{self._topic}/waits/{self._coordinator.client_id}"
+            self._waits = self._coordinator.claim(name[:MAX_NAME_CHARS])
 
     def _drop(self, partitions: list[int]) -> None:
         """Forget partitions whose claims are over."""

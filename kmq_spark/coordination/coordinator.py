@@ -291,13 +291,14 @@ class Coordinator:
                     lambda: session.may_claim(resource) or session.failure is not None, min(left_s, _ANSWER_S)
                 )
 
-    def may_claim(self, resource: str) -> bool:
-        """Return whether a claim would be granted now, as far as the log was read; raise if the session is over."""
+    def holders(self, prefix: str) -> dict[str, str]:
+        """Return the holders of the held resources whose names begin so; raise if the session is over."""
         session = self._joined()
         with session.changed:
             if session.failure is not None:
                 raise session.failure
-            return session.may_claim(resource)
+            resources = session.world.resources.items()
+            return {name: each.holder for name, each in resources if each.holder and name.startswith(prefix)}
 
     @property
     def claims(self) -> dict[str, Claim]:

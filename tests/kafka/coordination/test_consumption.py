@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.coordination import Claim, Consumption, Coordinator
+from kmq_spark.coordination import Batch, Claim, Consumption, Coordinator
 from kmq_spark.coordination import consumption as consumption_module
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, TopicError, UsageError
 from kmq_spark.kafka.settings import reader_config
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import Make
+from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
 
@@ -166,6 +168,74 @@ def test_members_share_the_partitions(clicks: Clicks) -> None:
             int(name.rpartition("/")[2]) for name in first.claims
         }
         batch.check()
+
+
+def partitions_of(member: Coordinator) -> list[int]:
+    """Return the partitions that a member holds."""
+    return [int(name.rpartition("/")[2]) for name in member.claims if "/waits/" not in name]
+
+
+def follow(batches: Iterable[Batch], found: list[int]) -> threading.Thread:
+    """Consume in a thread, up to a negative number."""
+
+    def run() -> None:
+        for batch in batches:
+            found.extend(int(message.value() or b"") for message in batch)
+            if found[-1] < 0:
+                return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_each_member_gets_its_share_whoever_comes_first(clicks: Clicks) -> None:
+    """A member that comes later is given a partition, and it returns when that one is gone; each message comes once."""
+    first, second, found = clicks.member("a"), clicks.member("b"), list[int]()
+
+    def has(*counts: int) -> bool:
+        return wait_until(lambda: (len(partitions_of(first)), len(partitions_of(second))) == counts)
+
+    clicks.send(*range(30))
+    with Consumption(first, clicks.topic) as batches:
+        thread = follow(batches, found)
+        assert has(3, 0)
+        with Consumption(second, clicks.topic) as others:
+            other = follow(others, found)
+            assert has(2, 1)
+            clicks.send(*range(30, 60))
+            assert wait_until(lambda: len(found) == 60)
+            clicks.send(partitions_of(second)[0] - PARTITIONS)
+            other.join(COMES_S)
+        assert has(3, 0)
+        clicks.send(-PARTITIONS)
+        thread.join(COMES_S)
+    assert sorted(found)[2:] == list(range(60))
+
+
+def test_partition_is_given_away_when_its_messages_are_acknowledged(clicks: Clicks) -> None:
+    """Not before: the other member would get them too."""
+    clicks.send(*range(30))
+    first, second, found = clicks.member("a"), clicks.member("b"), list[int]()
+    with (
+        Consumption(first, clicks.topic, auto_ack=False, max_messages=5) as batches,
+        Consumption(second, clicks.topic) as others,
+    ):
+        iterator = iter(batches)
+        mine = [next(iterator) for _ in range(6)]
+        threads = [follow(iterator, []), follow(others, found)]
+        assert wait_until(lambda: len(batches._leaving) == 1)
+        assert (len(first.claims), list(second.claims)) == (3, [f"{clicks.topic}/waits/b"])
+        for batch in mine:
+            batch.ack()
+        assert wait_until(lambda: len(partitions_of(second)) == 1)
+        (theirs,) = partitions_of(second)
+        clicks.send(30 + theirs)
+        for partition in range(PARTITIONS):
+            clicks.send(partition - PARTITIONS)
+        for thread in threads:
+            thread.join(COMES_S)
+    assert found == [30 + theirs, theirs - PARTITIONS]
 
 
 def test_messages_that_are_not_acknowledged_are_delivered_again(clicks: Clicks) -> None:
