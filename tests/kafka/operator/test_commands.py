@@ -47,7 +47,7 @@ def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: 
     """Success would say that there are eight now; without the option the queue is as it was."""
     queue = make_queue(partitions=4)
     again = kmq(queue.bootstrap_servers, "queue", "create", queue.name)
-    assert (again.exit_code, again.stdout.strip()[-12:]) == (0, "4 partitions")
+    assert (again.exit_code, "4 partitions\n" in again.stdout) == (0, True)
     for wanted, hint in (
         ("8", f"--alter --topic {queue.name}.markers --partitions 8"),
         ("2", "cannot remove partitions"),

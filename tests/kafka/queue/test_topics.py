@@ -12,8 +12,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.topics import check_queue, create_queue_topics
-from tests.kafka.conftest import Queue
+from kmq_spark.kafka.topics import check_queue, create_queue_topics, partition_count
+from tests.kafka.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -96,6 +96,7 @@ def test_queue_is_made_of_a_topic_that_exists(bootstrap_servers: str, name: str)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
         future.result(10)
+    assert wait_until(lambda: partition_count(admin, name, bootstrap_servers, 10) == 4)
     layout = create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=2)
     assert (layout.partition_count, layout.dead_letter_partition_count) == (4, 4)
 
