@@ -59,7 +59,7 @@ def doctor(
 def gather(name: str, settings: Settings) -> DoctorFacts:
     """Collect the facts that the checks need."""
     from kmq_spark.inspection.facts import DoctorFacts
-    from kmq_spark.inspection.findings import OPEN_TOO_LONG_MS
+    from kmq_spark.inspection.findings import OPEN_TOO_LONG_MS, SILENT_MS
     from kmq_spark.inspection.groups import look_at_fleets
     from kmq_spark.inspection.inspector import look_at_producers
     from kmq_spark.kafka.queue_rules import DEFAULT_LEASE_S, StoredRules, read_rules
@@ -82,6 +82,7 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
             rules="none of its own: the defaults apply" if stored is None else stored.text,
             lease_ms=round(1000 * (rules.lease_s or DEFAULT_LEASE_S)),
             max_deliveries=rules.rules.max_deliveries,
+            is_nothing_taken=bool(view.consumers.members) and inspector.is_nothing_taken(view, now_ms - SILENT_MS),
             new_dead_letters=inspector.backlog(letters.name, recent, letters.end).count,
             producers=producers,
             fleets=look_at_fleets(cluster, name, topic=coordination, now_ms=now_ms, reach=reach),

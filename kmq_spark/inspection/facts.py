@@ -322,6 +322,7 @@ class DoctorFacts:
 
     Attributes:
         rules: The queue's rules as text.
+        is_nothing_taken: Whether a message is ready for longer than the consumers that are there have started one.
         new_dead_letters: Dead letters of the last hour, control records included.
         producers: Producers with an id; None if we may not read them.
         fleets: Tracker fleets to which the queue belongs.
@@ -333,6 +334,7 @@ class DoctorFacts:
     rules: str = ""
     lease_ms: int = 30_000
     max_deliveries: int = 5
+    is_nothing_taken: bool = False
     new_dead_letters: int = 0
     producers: ProducersFacts | None = None
     fleets: tuple[FleetFacts, ...] = ()

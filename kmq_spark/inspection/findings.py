@@ -90,7 +90,7 @@ def examine(facts: DoctorFacts) -> list[Finding]:
             _removed_messages(view),
             _overdue(view),
             _missing_ticks(view),
-            _stuck_workers(view, facts.lease_ms),
+            _stuck_workers(facts),
             _unreadable(view),
         ]
     return list(chain(*checks, _dead_letters(facts)))
@@ -223,7 +223,8 @@ def _tracker(view: QueueView) -> Iterator[Finding]:
         return
     if life in {Life.LOST, Life.STOPPED}:
         level = Level.UNHEALTHY if is_tracker_down(view) else Level.WARNING
-        yield Finding("tracker", level, tracker_state(view), run)
+        repair = run if life is Life.STOPPED else f"if one runs, its log says why it fails; else: {run}"
+        yield Finding("tracker", level, tracker_state(view), repair)
     if tracker.snapshot_lag > SNAPSHOT_LATE_BATCHES:
         what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after about 860"
         yield Finding("tracker", Level.UNHEALTHY, what, "check the checkpoint's file system and the tracker's log")
@@ -388,9 +389,14 @@ def _missing_ticks(view: QueueView) -> Iterator[Finding]:
         yield Finding("ticks", Level.UNHEALTHY, what, repair)
 
 
-def _stuck_workers(view: QueueView, lease_ms: int) -> Iterator[Finding]:
-    """Find consumers that hold messages and renew their leases, but settle none while other messages are ready."""
+def _stuck_workers(facts: DoctorFacts) -> Iterator[Finding]:
+    """Find consumers that settle nothing, or take nothing, while messages are ready."""
+    view, lease_ms = facts.view, facts.lease_ms
     holders = view.holders()
+    if not holders and facts.is_nothing_taken:
+        what = f"no message was taken for {span(SILENT_MS)} and longer, while {view.ready.count} are ready"
+        repair = "their handlers hang, or they do not call receive: look at the consumers' logs, and restart them"
+        yield Finding("workers", Level.UNHEALTHY, what, repair)
     if not holders or not view.ready.count:
         return
     settled_ms = max((each.acked_at_ms for each in view.partitions.values()), default=0)

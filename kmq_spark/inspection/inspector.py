@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from kmq_spark.core.events import LoggedMarker
+from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.dlq.ends import LetterEnds
 from kmq_spark.errors import KafkaClientError, TopicError, WireError
 from kmq_spark.inspection.cluster import Cluster
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message, TopicPartition
 
     from kmq_spark.config import Reach
-    from kmq_spark.core.markers import Marker
 
 MAX_LOGICAL_QUEUES = 50
 """Logical queues that are looked at: the offsets of each are a request of their own."""
@@ -192,6 +192,17 @@ class QueueInspector:
             if at_ms is not None:
                 oldest_at_ms = at_ms if oldest_at_ms is None else min(oldest_at_ms, at_ms)
         return Backlog(counts, is_exact, oldest_at_ms)
+
+    def is_nothing_taken(self, view: QueueView, since_ms: int) -> bool:
+        """Return whether a message was ready at an instant, and consumers have started none since then."""
+        queue, markers, positions = view.queue_topic, view.markers_topic, view.consumers.positions
+        newer = self.cluster.offsets_at(queue.name, queue.end, since_ms)
+        if all(positions.get(at, first) >= newer.get(at, queue.end[at]) for at, first in queue.first.items()):
+            return False
+        found = self.cluster.offsets_at(markers.name, markers.end, since_ms)
+        starts = {partition: offset for partition, offset in found.items() if offset < markers.end[partition]}
+        since = map(_marker_of, self.records(markers.name, starts)) if starts else ()
+        return not any(marker is not None and marker.type is MarkerType.START for marker in since)
 
     def ready_records(self, limit: int) -> Iterator[Message]:
         """Yield at most *limit* messages that no consumer has started, one partition after the other."""

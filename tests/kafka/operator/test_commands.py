@@ -227,6 +227,22 @@ def test_doctor_finds_messages_that_no_tracker_redelivers(queue: Queue, monkeypa
     consumer.close()
 
 
+def test_doctor_finds_consumers_that_take_nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their handlers hang for longer than keep-alive holds messages, or they do not call receive."""
+    monkeypatch.setattr("kmq_spark.inspection.findings.SILENT_MS", 1_000)
+
+    def workers() -> list[str]:
+        found = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))
+        return [each["what"] for each in found.get("workers", [])]
+
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
+        assert wait_until(lambda: not consumer.receive(1) and bool(consumer._pipeline.owned))
+        queue.send("a", "b")
+        assert wait_until(lambda: workers() == ["no message was taken for 1.0 s and longer, while 2 are ready"])
+        receive_all(consumer, 1)
+        assert workers() == []
+
+
 def test_doctor_without_a_broker_is_one_finding_and_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KMQ_KAFKA__TIMEOUT", "1")
     result = kmq("127.0.0.1:1", "doctor", "orders", "-o", "json")

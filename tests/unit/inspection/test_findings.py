@@ -230,7 +230,8 @@ SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
     ),
     "tracker killed": (
         facts_of(tracker=seen(23_000), partitions=view_of(start(5, NOW_MS - 31_000))),
-        Level.UNHEALTHY, "no tracker for 23 s, 3 overdue", "kmq tracker run orders",
+        Level.UNHEALTHY, "no tracker for 23 s, 3 overdue",
+        "if one runs, its log says why it fails; else: kmq tracker run orders",
     ),
     "tracker stopped": (
         facts_of(tracker=seen(300_000, is_stopped=True)),
