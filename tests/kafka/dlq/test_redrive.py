@@ -18,7 +18,6 @@ from kmq_spark import (
     FencedError,
     TopicError,
     check_queue,
-    create_queue_topics,
     redrive,
 )
 from kmq_spark.core.markers import Outcome
@@ -26,6 +25,7 @@ from kmq_spark.dlq import redrive as redrive_module
 from kmq_spark.dlq.log import DeadLetterLog
 from kmq_spark.dlq.redrive import Redriver, RedriveSummary
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.wire.headers import (
     DELAY_MS,
     DELIVERY_COUNT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -175,7 +175,8 @@ def test_change_that_is_not_allowed_is_one_line(queue: Queue, arguments: tuple[s
 
 def test_new_queue_retries_for_longer_than_an_outage_of_ten_minutes(queue: Queue) -> None:
     """Created again it keeps its rules; a subscription has those of its queue, until it is given others."""
-    where, name = {"bootstrap_servers": queue.bootstrap_servers}, f"{queue.name}-new"
+    where: Any = {"bootstrap_servers": queue.bootstrap_servers}
+    name = f"{queue.name}-new"
     for _ in range(2):
         create_queue(name, **where)
         create_queue(f"{name}@billing", **where)
