@@ -246,7 +246,8 @@ def consumers_killed(campaign: Campaign) -> list[GroupStage]:
 def _consumers_killed(campaign: Campaign, delivery: str) -> GroupStage:
     messages, clicks = campaign.times(20_000, least=6_000), f"clicks.{time.time_ns()}"
     servers: dict[str, Any] = {"bootstrap.servers": campaign.broker.bootstrap_servers}
-    (made,) = AdminClient(servers).create_topics([NewTopic(clicks, CLICKS_PARTITIONS, 1)]).values()
+    admin = AdminClient(servers)
+    (made,) = admin.create_topics([NewTopic(clicks, CLICKS_PARTITIONS, 1)]).values()
     made.result()
     producer = Producer(servers)
     for number in range(messages):
