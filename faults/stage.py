@@ -87,7 +87,7 @@ class Judged:
         self.folder.mkdir(parents=True)
         self.seed, self.pace, self._began_s = campaign.seed, campaign.pace, time.monotonic()
         self.random = random.Random(f"{campaign.seed}:{name}")  # noqa: S311  # repeatable
-        self.injections = 0
+        self.injections = self.injected_beside = 0
         self.notes: list[str] = []
         self.failures: list[str] = []
         self.recovery_s: list[float] = []
@@ -406,7 +406,7 @@ class Stage(Judged):
             DEFAULT_RULES,
             bounds if self._clock is None else self._clock.corrected(bounds, dump),
             [child.as_evidence() for child in self.children],
-            self.injections,
+            self.injections + self.injected_beside,
             # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
             {} if self.hostile else self.reported(),
             self.is_drained,
