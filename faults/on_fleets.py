@@ -105,7 +105,7 @@ class Fleet:
             self._first.fail(f"I9: a process that was stopped ended with {child.exit_code}: {child.last_words()}")
         self._first.injected("SIGTERM" if is_clean else "kill -9", member=member, queues=sorted(tracked))
         for stage in self.stages[1:]:
-            stage.injected_beside += 1  # one kill for all three queues
+            stage.injected_beside += 1  # the fleet of all three queues has lost a process
         if not self.wait_tracked():
             return ""
         self.endings.append(Ending(at_ms, tracked, now_ms(), self._first.pace.since(at_s)))
