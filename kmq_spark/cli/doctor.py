@@ -13,8 +13,6 @@ from kmq_spark.cli.shared.output import Output, OutputForm, print_data, rendered
 from kmq_spark.errors import KafkaClientError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from kmq_spark.config import Settings
     from kmq_spark.inspection.facts import DoctorFacts
     from kmq_spark.inspection.findings import Finding
@@ -41,12 +39,11 @@ def doctor(
         for name in names:
             found[name] = examine(gather(name, settings))
             if output is OutputForm.TABLE:
-                typer.echo(("" if len(names) == 1 else f"\n{name}\n") + rendered(as_table(found[name])))
-                typer.echo(repairs(found[name]))
+                print_findings(found[name], "" if len(names) == 1 else f"\n{name}\n")
     except KafkaClientError as error:
         found[""] = [unreachable_finding(error)]
         if output is OutputForm.TABLE:
-            typer.echo(rendered(as_table(found[""])) + "\n" + repairs(found[""]))
+            print_findings(found[""])
     if output is not OutputForm.TABLE:
         rows = [{"queue": name, **asdict(finding)} for name, each in found.items() for finding in each]
         print_data(output, rows)
@@ -93,15 +90,14 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
         )
 
 
-def as_table(found: list[Finding]) -> Table:
-    """Return findings as a table."""
-    return table(
-        ("", "CHECK", "FOUND"),
-        [(finding.level.value, finding.check, shown(finding.what)) for finding in found],
-    )
+def print_findings(found: list[Finding], heading: str = "") -> None:
+    """Print findings as a table, then their repairs."""
+    rows = [(finding.level.value, finding.check, shown(finding.what)) for finding in found]
+    typer.echo(heading + rendered(table(("", "CHECK", "FOUND"), rows)))
+    typer.echo(_repairs(found))
 
 
-def repairs(found: list[Finding]) -> str:
+def _repairs(found: list[Finding]) -> str:
     """Return the repairs of findings, or that there is nothing to repair."""
     checks: dict[str, list[str]] = {}
     for finding in found:

@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.doctor import as_table, repairs
+from kmq_spark.cli.doctor import print_findings
 from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command, counting, quiet_client
 from kmq_spark.cli.shared.options import Connection, seconds
-from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_object, print_rows, rendered, shown, table
+from kmq_spark.cli.shared.output import (
+    Output,
+    OutputForm,
+    json_bytes,
+    print_data,
+    print_object,
+    print_rows,
+    rendered,
+    shown,
+    table,
+)
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted, instant, span
 
@@ -95,9 +105,10 @@ def describe(group: Group, connection: GroupConnection, output: Output = OutputF
     found = check_topic(topic, cluster.facts().broker_count)
     if is_unhealthy(found):
         # No process can join such a topic, and the times of its records mean nothing.
-        print_rows(output, [asdict(finding) for finding in found], lambda: as_table(found))
         if output is OutputForm.TABLE:
-            typer.echo(repairs(found))
+            print_findings(found)
+        else:
+            print_data(output, [asdict(finding) for finding in found])
         raise typer.Exit(EXIT_UNHEALTHY)
     # Before the log is read: a member must not be silent for as long as that takes.
     at_ms = now_ms()
@@ -326,8 +337,7 @@ def _print(state: GroupState, found: list[Finding], at_ms: int) -> None:
     for heads, cells in ((_MEMBER_HEADS, members), (_TASK_HEADS, tasks), (_RESOURCE_HEADS, resources)):
         if cells:
             typer.echo("\n" + rendered(table(heads, cells)))
-    typer.echo("\n" + rendered(as_table(found)))
-    typer.echo(repairs(found))
+    print_findings(found, "\n")
 
 
 def _description(state: GroupState, at_ms: int) -> list[tuple[str, str]]:

@@ -322,7 +322,7 @@ class DoctorFacts:
 
     Attributes:
         rules: The queue's rules as text.
-        is_nothing_taken: Whether a message is ready for longer than the consumers that are there have started one.
+        is_nothing_taken: Whether consumers are there, a message is ready for a minute, and none was started in it.
         new_dead_letters: Dead letters of the last hour, control records included.
         producers: Producers with an id; None if we may not read them.
         fleets: Tracker fleets to which the queue belongs.

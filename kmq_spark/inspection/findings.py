@@ -394,7 +394,7 @@ def _stuck_workers(facts: DoctorFacts) -> Iterator[Finding]:
     view, lease_ms = facts.view, facts.lease_ms
     holders = view.holders()
     if not holders and facts.is_nothing_taken:
-        what = f"no message was taken for {span(SILENT_MS)} and longer, while {view.ready.count} are ready"
+        what = f"no message was taken for at least {span(SILENT_MS)}, while {view.ready.count} are ready"
         repair = "their handlers hang, or they do not call receive: look at the consumers' logs, and restart them"
         yield Finding("workers", Level.UNHEALTHY, what, repair)
     if not holders or not view.ready.count:

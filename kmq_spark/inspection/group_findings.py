@@ -119,7 +119,7 @@ def _tasks(state: GroupState, live: dict[str, Member], *, is_paused: bool) -> It
     if unassigned:
         what = f"{counted(len(unassigned), 'task')} assigned to no live member: {_names(unassigned)}"
         has_taker = any(not member.is_draining for member in live.values())
-        repair = f"look at the log of the leader, {state.world.leader}, for 'cannot lead'"
+        repair = f"look at the log of the leader, {state.world.leader}, for 'cannot assign the tasks'"
         yield Finding(
             "tasks", Level.UNHEALTHY, what, repair if has_taker else "every member is draining: start another one"
         )

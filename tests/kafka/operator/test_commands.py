@@ -238,7 +238,7 @@ def test_doctor_finds_consumers_that_take_nothing(queue: Queue, monkeypatch: pyt
     with consumer_of(queue, lease=1, max_lease=1) as consumer:
         assert wait_until(lambda: not consumer.receive(1) and bool(consumer._pipeline.owned))
         queue.send("a", "b")
-        assert wait_until(lambda: workers() == ["no message was taken for 1.0 s and longer, while 2 are ready"])
+        assert wait_until(lambda: workers() == ["no message was taken for at least 1.0 s, while 2 are ready"])
         receive_all(consumer, 1)
         assert workers() == []
 
