@@ -292,7 +292,7 @@ class Fetcher:
         return good
 
     def _commit_ends(self) -> None:
-        """Commit past what transactions write behind their records, or an autoscaler sees it as lag for ever."""
+        """Commit past the records that end transactions: as lag they would keep an autoscaler from zero."""
         waiting = {record.partition() for record in self._buffer}.union(*(each.next_offsets for each in self.started))
         for partition in self._ends.keys() - waiting:
             end = self._ends.pop(partition)

@@ -224,8 +224,8 @@ def read_group_log(channel: Channel, group: str, until_s: float) -> GroupLog:
     Read the group's partition to its end: a new member must know the state of the group before it writes.
 
     Start near the end of the partition; if there is no snapshot, start at its first record. If that is not the first
-    record of all, a member may know more: wait for the snapshot of its leader, who writes one when it begins to lead.
-    If no member is alive, nobody writes within the longest T. The channel then continues after the last record.
+    record of all, a member may know more: wait for the snapshot that a leader writes when it begins to lead, or until
+    no member has written for the longest T. The channel then continues after the last record.
     """
     first, end = channel.open(max(0.1, until_s - time.monotonic()))
     start = max(first, end - READ_BACK)

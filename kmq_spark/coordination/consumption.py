@@ -159,7 +159,7 @@ class Consumption:
         topic: To consume.
         mode: `at-least-once`, or `at-most-once`.
         max_messages: Most messages in a batch.
-        most_claims: Most partitions that this member takes; 0 = no limit but its share while another one waits for his.
+        most_claims: Most partitions that this member takes; 0 = its share while another member waits, else no limit.
         auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
         idle: End after so long without a message, seconds or a timedelta; None: never.
         release_if_behind: Release a partition after this time if this member is stuck, or slower than the senders,

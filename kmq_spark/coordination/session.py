@@ -195,7 +195,7 @@ class Session:
 
     @property
     def is_in_child(self) -> bool:
-        """Whether this is a fork of the process that joined: it holds nothing, and nobody frees the lock in it."""
+        """Whether this is a fork of the process that joined. It holds no claim, and must not wait for the lock."""
         return self._pid != os.getpid()
 
     def check_process(self) -> None:
