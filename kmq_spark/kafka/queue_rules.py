@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds, seconds
 from kmq_spark.core.policy import DEFAULT_RULES, MAX_MAX_DELIVERIES, QueueRules
-from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError
+from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader, read_committed
 from kmq_spark.kafka.lookups import bounds_of
@@ -345,23 +346,20 @@ def create_queue(
         extra=extra,
         is_exact=is_exact,
     )
-    timeout = seconds("timeout", timeout)
-    found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
-    if found is None or (given and not checked_version(queue, found)):
-        write_rules(
-            queue,
-            checked_rules({**(RETRIES if found is None else found.by_name()), **given}),
-            expected_version=0,
-            bootstrap_servers=bootstrap_servers,
-            timeout=timeout,
-            extra=extra,
-            replication_factor=replication_factor,
-        )
-        return layout
-    has = found.by_name()
-    if other := {
-        rule: value for rule, value in checked_rules({**has, **given}).by_name().items() if has[rule] != value
-    }:
+    reach: Any = {"bootstrap_servers": bootstrap_servers, "timeout": seconds("timeout", timeout), "extra": extra}
+    until_s = time.monotonic() + reach["timeout"]
+    found = read_rules(queue, **reach)
+    while found is None or (given and not checked_version(queue, found)):
+        wanted = checked_rules({**(RETRIES if found is None else found.by_name()), **given})
+        try:
+            found = write_rules(queue, wanted, expected_version=0, replication_factor=replication_factor, **reach)
+        except (ConfigError, FencedError):
+            # Another process creates the queue at the same time.
+            if time.monotonic() > until_s:
+                raise
+            found = read_rules(queue, **reach)
+    has, wants = found.by_name(), checked_rules({**found.by_name(), **given}).by_name()
+    if other := {rule: wants[rule] for rule in wants if has[rule] != wants[rule]}:
         message = (
             f"queue {queue!r} has other rules already: got {other!r}, version {found.version} has "
             f"{ {rule: has[rule] for rule in other}!r}; change them with `kmq queue alter {queue}`"

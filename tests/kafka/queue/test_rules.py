@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from kmq_spark.tracker.parts import sender_of
 from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, seen, wait_until
 from tests.kafka.stage import put_rules
 from tests.kafka.stage import receive_all as stage_receive
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,6 +194,17 @@ def test_new_queue_retries_for_longer_than_an_outage_of_ten_minutes(queue: Queue
     assert (own.name, own.lease_s, own.rules.max_deliveries) == (f"{name}@audit", 9, 12)
     with pytest.raises(ConfigError, match="unknown rule of a queue: got \\['leas'\\]"):
         create_queue(name, rules={"leas": 9}, **where)
+
+
+def test_queue_that_four_processes_create_at_once_has_one_version(queue: Queue) -> None:
+    """Each of them succeeds: a deployment may run the command on every host."""
+    where: Any = {"bootstrap_servers": queue.bootstrap_servers}
+    with ThreadPoolExecutor(4) as pool:
+        made = [pool.submit(create_queue, f"{queue.name}-once", rules={"lease": 9}, **where) for _ in range(4)]
+        assert [each.result(COMES_S).partition_count for each in made] == [4] * 4
+    stored = read_rules(f"{queue.name}-once", **where)
+    assert stored is not None
+    assert (stored.rules.version, stored.lease_s) == (1, 9)
 
 
 def test_create_with_other_rules_than_the_queue_has_is_refused(queue: Queue) -> None:
