@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -11,6 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from faults.topics import read_topic
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from kmq_spark.local.broker import EmbeddedBroker
@@ -64,3 +66,20 @@ def test_reader_ends_before_a_transaction_that_stays_open(
     """A killed process may leave one: its records are no part of the topic."""
     assert values(topic, broker) == []
     producer.abort_transaction(30)
+
+
+def test_reader_ends_where_the_topic_ended_when_it_began_although_more_is_written(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    """The client reports no end where the answer to each of its requests has a record."""
+    writer = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
+    writer.produce(topic, b"first", partition=0)
+    assert writer.flush(30) == 0
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(values, topic, broker)
+        until = time.monotonic() + COMES_S
+        while not reading.done() and time.monotonic() < until:
+            writer.produce(topic, b"later", partition=0)
+            writer.flush(30)
+            time.sleep(0.02)
+        assert reading.result(COMES_S)[0] == b"first"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 
+from kmq_spark.consumer.fetcher import POLL_S
 from kmq_spark.consumer.offsets import GATHER_FROM
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 from tests.limits import COMES_S
@@ -89,6 +90,20 @@ def test_lag_is_zero_when_the_messages_of_a_transaction_are_done(queue: Queue) -
             producer.commit_transaction(COMES_S)
             receive_all(consumer, 1)[0].ack()
             assert wait_until(partial(is_read_to, consumer, queue, end))
+
+
+def test_end_of_a_partition_is_not_committed_past_what_is_fetched_and_not_started(queue: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1, max_messages=1)
+        assert wait_until(partial(is_committed, queue, 1))
+        fetcher = consumer._pipeline._fetcher
+        until = time.monotonic() + COMES_S
+        while 0 not in fetcher._ends and time.monotonic() < until:
+            fetcher._poll(POLL_S)
+        assert [record.offset() for record in fetcher._buffer] == [1, 2]
+        fetcher._commit_ends()
+        assert (fetcher._ends, fetcher.offsets.positions) == ({0: 3}, {0: 1})
 
 
 def is_read_to(consumer: QueueConsumer, queue: Queue, end: int) -> bool:
