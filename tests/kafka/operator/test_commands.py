@@ -13,9 +13,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from typer.testing import CliRunner, Result
 
+from kmq_spark import create_queue
 from kmq_spark.cli.main import app
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.producer.producer import QueueProducer
+from tests.brokers import quick_broker
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
 from tests.limits import ENDS_S
@@ -227,6 +229,20 @@ def test_doctor_finds_messages_that_no_tracker_redelivers(queue: Queue, monkeypa
     consumer.close()
 
 
+def test_doctor_looks_at_all_queues_where_none_is_named() -> None:
+    """A repair that several findings share is printed once."""
+    with quick_broker() as broker:
+        servers = broker.bootstrap_servers
+        assert kmq(servers, "doctor").stdout == "there is no queue; create one with `kmq queue create`\n"
+        for name in ("calls", "mails"):
+            create_queue(name, bootstrap_servers=servers, partitions=1)
+        found = json.loads(kmq(servers, "doctor", "-o", "json").stdout)
+        assert {row["queue"] for row in found} == {"calls", "mails"}
+        shown = kmq(servers, "doctor", "mails", "calls").stdout
+        assert shown.index("\nmails\n") < shown.index("\ncalls\n")
+        assert "\nmails\n" not in kmq(servers, "doctor", "mails").stdout
+
+
 def test_doctor_finds_consumers_that_take_nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their handlers hang for longer than keep-alive holds messages, or they do not call receive."""
     monkeypatch.setattr("kmq_spark.inspection.findings.SILENT_MS", 1_000)
@@ -239,7 +255,7 @@ def test_doctor_finds_consumers_that_take_nothing(queue: Queue, monkeypatch: pyt
         assert wait_until(lambda: not consumer.receive(1) and bool(consumer._pipeline.owned))
         queue.send("a", "b")
         assert wait_until(lambda: workers() == ["no message was taken for at least 1.0 s, while 2 are ready"])
-        receive_all(consumer, 1)
+        receive_all(consumer, 2)
         assert workers() == []
 
 
