@@ -54,6 +54,8 @@ Scenario = Callable[[Campaign], Judged | Sequence[Judged] | None]
 Row = dict[str, Any]
 
 ROWS: tuple[tuple[str, Scenario], ...] = (
+    ("G6", on_fleets.killed),
+    ("G6", on_fleets.upgraded),
     ("F1", on_consumers.killed),
     ("F2", on_trackers.killed),
     ("F3", on_brokers.killed),
@@ -93,11 +95,12 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("G1", on_coordination.killed),
     ("G2", on_coordination.paused),
     ("G5", on_coordination.consumers_killed),
-    ("G6", on_fleets.killed),
-    ("G6", on_fleets.upgraded),
     ("G8", on_coordination.partition_moved),
 )
-"""A fault has one row in the results, and may have several scenarios; the first line of each says what it does."""
+"""
+A fault has one row in the results, and may have several scenarios; the first line of each says what it does. The row
+that takes longest comes first.
+"""
 
 
 class Result:
