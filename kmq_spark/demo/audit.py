@@ -7,6 +7,7 @@ It computes the deadlines again, from STARTs and KEEPALIVEs and their append tim
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,8 +22,7 @@ from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import ORIGIN, PREVIOUS
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
+    from kmq_spark.core.markers import Marker
     from kmq_spark.kafka.topics import QueueLayout
 
 OPEN_TRANSACTION_S = 10.0
@@ -68,9 +68,10 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
     config = reader_config(bootstrap_servers, f"{layout.topics.consumer_group}.audit")
     topics, result = layout.topics, Audit()
     read = partial(read_committed, config, patience_s=OPEN_TRANSACTION_S)
-    story = _Markers()
+    story = MarkersStory()
     for record in read(topics.markers_topic, range(layout.partition_count)):
-        story.fold(record)
+        with suppress(WireError):
+            story.fold(record.partition() or 0, record.timestamp()[1], decode_marker(record.value()))
     origins: dict[MessageId, MessageId] = {}
     for record in read(topics.queue_topic, range(layout.partition_count)):
         copy = MessageId(record.partition() or 0, record.offset() or 0)
@@ -91,32 +92,36 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
 
 
 @dataclass(slots=True)
-class _Markers:
-    """Deadlines and outcomes of each copy, from the markers."""
+class MarkersStory:
+    """Deadlines and outcomes of each copy, from the markers. Deadlines by markers partition."""
 
-    deadlines: dict[MessageId, int] = field(default_factory=dict)
+    deadlines: defaultdict[int, dict[MessageId, int]] = field(default_factory=lambda: defaultdict(dict))
+    decided: defaultdict[int, dict[MessageId, int]] = field(default_factory=lambda: defaultdict(dict))
     redelivered_deadlines: defaultdict[MessageId, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     acked: set[MessageId] = field(default_factory=set)
 
-    def fold(self, record: Message) -> None:
-        """Process the next record of a markers partition."""
-        try:
-            marker = decode_marker(record.value())
-        except WireError:
-            return
+    def fold(self, partition: int, appended_at_ms: int, marker: Marker) -> None:
+        """Process the next marker of a markers partition."""
+        deadlines, decided = self.deadlines[partition], self.decided[partition]
         ids = [
             MessageId(marker.queue_partition, message_offset)
             for covered in marker.ranges
             for message_offset in range(covered.first, covered.first + covered.count)
         ]
         if marker.type in {MarkerType.START, MarkerType.KEEPALIVE}:
-            self.deadlines.update(dict.fromkeys(ids, record.timestamp()[1] + marker.redeliver_after_ms))
-        elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
-            self.acked.update(ids)
-        elif marker.type is MarkerType.END and marker.outcome is Outcome.REDELIVERED:
-            # Keep the deadline at this point: a copy that is fetched again after a crash gets another lease.
+            deadlines.update(dict.fromkeys(ids, appended_at_ms + marker.redeliver_after_ms))
+        elif marker.type is MarkerType.TICK:
+            # A worker that takes the place of a killed one may start a copy again between this TICK and the END.
+            decided |= {copy: at_ms for copy, at_ms in deadlines.items() if at_ms < appended_at_ms} | decided
+        elif marker.type is MarkerType.TERM:
+            decided.clear()
+        elif marker.type is MarkerType.END:
             for copy in ids:
-                self.redelivered_deadlines[copy].append(self.deadlines[copy])
+                deadline_ms = deadlines.pop(copy, 0)
+                if marker.outcome is Outcome.ACKED:
+                    self.acked.add(copy)
+                elif marker.outcome is Outcome.REDELIVERED:
+                    self.redelivered_deadlines[copy].append(decided.pop(copy, deadline_ms))
 
 
 def _id(text: bytes | str | None) -> MessageId:
