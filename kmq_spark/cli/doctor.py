@@ -79,7 +79,7 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
             rules="none of its own: the defaults apply" if stored is None else stored.text,
             lease_ms=round(1000 * (rules.lease_s or DEFAULT_LEASE_S)),
             max_deliveries=rules.rules.max_deliveries,
-            is_nothing_taken=bool(view.consumers.members) and inspector.is_nothing_taken(view, now_ms - SILENT_MS),
+            taking_nothing=inspector.taking_nothing(view, now_ms - SILENT_MS),
             new_dead_letters=inspector.backlog(letters.name, recent, letters.end).count,
             producers=producers,
             fleets=look_at_fleets(cluster, name, topic=coordination, now_ms=now_ms, reach=reach),

@@ -205,6 +205,17 @@ class QueueView:
         return bool(self.queue_topic.partition_count and self.markers_topic.partition_count)
 
     @property
+    def default_ready(self) -> int:
+        """Number of ready messages of the default logical queue."""
+        return self.ready.count - sum(each.ready for each in self.logical.values())
+
+    @property
+    def groups(self) -> dict[str, GroupFacts]:
+        """The consumer groups by logical queue; the default one has the empty name."""
+        logical = {name: each.group for name, each in self.logical.items() if each.group is not None}
+        return {"": self.consumers, **logical}
+
+    @property
     def in_flight(self) -> int:
         """Number of messages that a consumer holds."""
         return sum(each.in_flight for each in self.partitions.values())
@@ -322,7 +333,7 @@ class DoctorFacts:
 
     Attributes:
         rules: The queue's rules as text.
-        is_nothing_taken: Whether consumers are there, a message is ready for a minute, and none was started in it.
+        taking_nothing: Logical queues with consumers that started none in a minute, although one was ready.
         new_dead_letters: Dead letters of the last hour, control records included.
         producers: Producers with an id; None if we may not read them.
         fleets: Tracker fleets to which the queue belongs.
@@ -334,7 +345,7 @@ class DoctorFacts:
     rules: str = ""
     lease_ms: int = 30_000
     max_deliveries: int = 5
-    is_nothing_taken: bool = False
+    taking_nothing: tuple[str, ...] = ()
     new_dead_letters: int = 0
     producers: ProducersFacts | None = None
     fleets: tuple[FleetFacts, ...] = ()

@@ -321,7 +321,7 @@ def _fleet(fleet: FleetFacts, queue: str) -> Iterator[Finding]:
 
 
 def _consumers(view: QueueView) -> Iterator[Finding]:
-    group, ready = view.consumers, view.ready.count - sum(each.ready for each in view.logical.values())
+    group, ready = view.consumers, view.default_ready
     for name, each in view.logical.items():
         if each.ready and (each.group is None or not each.group.members):
             what = f"{counted(each.ready, 'message')} of logical queue {name} ready and no consumer of it"
@@ -393,8 +393,11 @@ def _stuck_workers(facts: DoctorFacts) -> Iterator[Finding]:
     """Find consumers that settle nothing, or take nothing, while messages are ready."""
     view, lease_ms = facts.view, facts.lease_ms
     holders = view.holders()
-    if not holders and facts.is_nothing_taken:
-        what = f"no message was taken for at least {span(SILENT_MS)}, while {view.ready.count} are ready"
+    for name in facts.taking_nothing:
+        if holders.keys() & view.groups[name].members:
+            continue
+        named, ready = (f" of logical queue {name}", view.logical[name].ready) if name else ("", view.default_ready)
+        what = f"no message{named} was taken for at least {span(SILENT_MS)}; ready: {ready}"
         repair = "their handlers hang, or they do not call receive: look at the consumers' logs, and restart them"
         yield Finding("workers", Level.UNHEALTHY, what, repair)
     if not holders or not view.ready.count:

@@ -254,9 +254,28 @@ def test_doctor_finds_consumers_that_take_nothing(queue: Queue, monkeypatch: pyt
     with consumer_of(queue, lease=1, max_lease=1) as consumer:
         assert wait_until(lambda: not consumer.receive(1) and bool(consumer._pipeline.owned))
         queue.send("a", "b")
-        assert wait_until(lambda: workers() == ["no message was taken for at least 1.0 s, while 2 are ready"])
+        assert wait_until(lambda: workers() == ["no message was taken for at least 1.0 s; ready: 2"])
         receive_all(consumer, 2)
         assert workers() == []
+
+
+def test_doctor_names_the_logical_queue_whose_consumers_take_nothing(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Consumers of the default queue take messages all the time."""
+    monkeypatch.setattr("kmq_spark.inspection.findings.SILENT_MS", 1_000)
+    with consumer_of(queue) as busy, consumer_of(queue, logical_queue="vip") as hung:
+        assert wait_until(lambda: not hung.receive(1) and bool(hung._pipeline.owned))
+        queue.send("a", logical_queue="vip")
+
+        def found() -> list[str]:
+            queue.send("b", "c")
+            receive_all(busy, 1)
+            workers = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json")).get("workers", [])
+            return [each["what"] for each in workers]
+
+        expected = "no message of logical queue vip was taken for at least 1.0 s; ready: 1"
+        assert wait_until(lambda: found() == [expected])
 
 
 def test_doctor_without_a_broker_is_one_finding_and_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
