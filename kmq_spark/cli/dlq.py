@@ -110,7 +110,9 @@ def list_(
     if not count and form is OutputForm.TABLE:
         typer.echo(f"no open dead letters of {name}" + (" that match" if any(chosen.values()) else ""), err=True)
     if count == limit:
-        typer.echo(f"stopped at {limit}; --limit shows more", err=True)
+        typer.echo(
+            f"stopped at {limit}; --limit shows more, `kmq dlq redrive {name} --all` counts all by reason", err=True
+        )
 
 
 @command(app, "redrive")

@@ -39,6 +39,8 @@ RECEIVED_AT_ONCE = 500
 POLL_S = 0.5
 SHOWN_BYTES = 1_000
 
+MAX_LISTED = 10
+
 
 @app.callback()
 def _message() -> None:
@@ -48,28 +50,43 @@ def _message() -> None:
 @command(app, "show")
 def show(
     name: QueueName,
-    message_id: Annotated[str, typer.Argument(help="Any copy of it, partition:offset.", metavar="P:O")],
     connection: Connection,
+    message_id: Annotated[
+        str | None, typer.Argument(help="Any copy of it, partition:offset.", metavar="P:O", show_default=False)
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The newest message with this key, in place of P:O.")] = None,
     output: Output = OutputForm.TABLE,
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Show a message's story from its first copy: sent, started, renewed, ended, redelivered, dead, redriven."""
-    from kmq_spark.inspection.story import StoryReader
+    from kmq_spark.inspection.story import StoryReader, is_ready
 
-    wanted = MessageId.parse(message_id)
-    if wanted is None:
+    if (message_id is None) == (key is None):
+        raise ConfigError(f"message show takes one message: got P:O {message_id!r}, --key {key!r}; give one of them")
+    wanted = None if message_id is None else MessageId.parse(message_id)
+    if message_id is not None and wanted is None:
         message = (
             f"message id is not allowed: got {message_id!r}; expected partition:offset as in 0:42; see `kmq queue peek`"
         )
         raise ConfigError(message)
     settings = connection.settings()
-    with inspector_of(name, settings) as inspector, counting(inspector.topics.markers_topic) as on_progress:
-        content, events = StoryReader(inspector, settings.kafka.timeout, on_progress).read(wanted)
-    if not events:
-        raise fail(f"message {message_id} not found in {name}: it never existed or retention deleted it")
+    with inspector_of(name, settings) as inspector, counting(inspector.topics.queue, "records") as on_progress:
+        reader = StoryReader(inspector, settings.kafka.timeout, on_progress)
+        if key is not None:
+            found = reader.sent_with(key.encode())
+            wanted = found[-1] if found else None
+            if older := found[:-1]:
+                others = ", ".join(each.text for each in older[-MAX_LISTED:])
+                typer.echo(f"{counted(len(older), 'older message')} with this key: {others}", err=True)
+        content, events = (None, []) if wanted is None else reader.read(wanted)
+    if wanted is None or not events:
+        asked = f"with key {key!r}" if message_id is None else message_id
+        raise fail(f"message {asked} not found in {name}: it never existed or retention deleted it")
     if output is OutputForm.TABLE:
-        typer.echo(_head(message_id, content, max_bytes))
+        typer.echo(_head(wanted.text, content, max_bytes))
     print_rows(output, [event._asdict() for event in events], lambda: _events(events))
+    if output is OutputForm.TABLE and is_ready(events):
+        typer.echo("\nready: no consumer has started it")
 
 
 def send(

@@ -77,6 +77,16 @@ class StoryReader:
         self._on_progress = on_progress
         self._read = count(1)
 
+    def sent_with(self, key: bytes) -> list[MessageId]:
+        """Return the first copies of the messages with a key, oldest first. The whole queue topic is read."""
+        (queue,) = self._inspector.cluster.topics([self._topics.queue_topic]).values()
+        found: list[tuple[int, MessageId]] = []
+        for record in self._inspector.records(queue.name, queue.first):
+            self._report_progress()
+            if record.key() == key and place_of(_headers(record), ORIGIN) is None:
+                found.append((record.timestamp()[1], _place_of(record)))
+        return [place for _, place in sorted(found)]
+
     def read(self, message: MessageId) -> tuple[Content | None, list[Event]]:
         """
         Return the content of a copy of a message, and the events from the first copy on, in order of time.
@@ -214,6 +224,11 @@ def marker_events(topic: str, markers: Iterable[PlacedMarker]) -> Iterator[Event
         }
         what = marker.event + details.get(marker.event, reason)
         yield Event(at_ms, f"{topic}[{partition}]@{offset}", what, marker.consumer_id)
+
+
+def is_ready(events: Sequence[Event]) -> bool:
+    """Return whether a story ends with a copy in the queue that nobody has started."""
+    return bool(events) and events[-1].what.startswith(("sent", "redriven"))
 
 
 def last_outcome(markers: Sequence[PlacedMarker]) -> PlacedMarker | None:

@@ -306,6 +306,18 @@ def test_tracker_that_never_ran_is_unhealthy(queue: Queue) -> None:
     assert f"no tracker of {queue.name} has ever committed; run `kmq tracker run {queue.name}`" in result.stdout
 
 
+def test_newest_message_with_a_key_is_shown(queue: Queue) -> None:
+    queue.send("first", "second", key="order-13")
+    queue.send("other", key="order-14")
+    result = kmq(queue.bootstrap_servers, "message", "show", queue.name, "--key", "order-13")
+    assert (result.exit_code, result.stderr) == (0, "1 older message with this key: 0:0\n")
+    assert "6 bytes: second" in result.stdout
+    assert result.stdout.endswith("\nready: no consumer has started it\n")
+    result = kmq(queue.bootstrap_servers, "message", "show", queue.name, "--key", "order-15")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"kmq: message with key 'order-15' not found in {queue.name}")
+
+
 def test_top_counts_what_is_ready_held_and_acknowledged(queue: Queue) -> None:
     queue.send("a", "b", "c")
     with consumer_of(queue) as consumer:
