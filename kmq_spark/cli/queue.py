@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table
-from kmq_spark.cli.shared.common import command
+from kmq_spark.cli.shared.common import command, counting, inspector_of
 from kmq_spark.cli.shared.options import Connection
-from kmq_spark.cli.shared.output import Output, OutputForm, print_object, print_rows
-from kmq_spark.inspection.spans import counted
+from kmq_spark.cli.shared.output import Output, OutputForm, print_object, print_rows, shown
+from kmq_spark.inspection.spans import counted, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.inspection.facts import QueueView
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
 
@@ -86,16 +91,19 @@ def describe(
     connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
-    """Check the queue's topics, and say how each finding is repaired."""
+    """Check the queue's topics, show its rules, and list its consumers with what they hold."""
     from kmq_spark.kafka.queue_rules import read_rules
     from kmq_spark.kafka.topics import check_queue
 
     layout = check_queue(name, **connection.reach())
     stored = read_rules(name, **connection.reach())
+    with inspector_of(name, connection.settings()) as inspector, counting(layout.topics.markers_topic) as on_progress:
+        view = inspector.look(on_progress, with_members=True)
+    consumers = list(_consumers(view))
     if output is not OutputForm.TABLE:
         # One object, not a list, because there is one queue.
-        found = {"queue": name, **asdict(layout), "rules": None if stored is None else stored.to_dict()}
-        print_object(output, found)
+        rules = None if stored is None else stored.to_dict()
+        print_object(output, {"queue": name, **asdict(layout), "rules": rules, "consumers": consumers})
         return
     typer.echo(f"queue {name}: {counted(layout.partition_count, 'partition')}, set up correctly")
     typer.echo(f"  queue topic        {layout.topics.queue_topic}  (largest message {layout.max_message_bytes} bytes)")
@@ -106,3 +114,20 @@ def describe(
     typer.echo(f"  redrive topic      {layout.topics.redrive_topic}  ({made})")
     said = "none of its own: the defaults apply" if stored is None else stored.text
     typer.echo(f"  rules              {said}")
+    typer.echo(f"  consumers          {len(consumers) or 'none'}")
+    for each in consumers:
+        of = f" of logical queue {shown(each['logical_queue'])}" if each["logical_queue"] else ""
+        held = counted(each["held"], "message") + (f" for {span(each['held_ms'])}" if each["held"] else "")
+        typer.echo(f"    {shown(each['id'])}{of}: {counted(each['partitions'], 'partition')}, holds {held}")
+
+
+def _consumers(view: QueueView) -> Iterator[dict[str, Any]]:
+    """Yield the consumers of a queue, one after the other, with what they hold."""
+    holders = view.holders()
+    for logical_queue, group in view.groups.items():
+        for name, partitions in sorted(group.members.items()):
+            held, since_ms = holders.get(name, (0, view.now_ms))
+            yield {
+                "id": name, "logical_queue": logical_queue, "partitions": partitions, "held": held,
+                "held_ms": max(0, view.now_ms - since_ms),
+            }  # fmt: skip

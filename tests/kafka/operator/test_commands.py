@@ -306,6 +306,24 @@ def test_tracker_that_never_ran_is_unhealthy(queue: Queue) -> None:
     assert f"no tracker of {queue.name} has ever committed; run `kmq tracker run {queue.name}`" in result.stdout
 
 
+def test_describe_lists_consumers_with_what_they_hold(queue: Queue) -> None:
+    assert "  consumers          none\n" in kmq(queue.bootstrap_servers, "queue", "describe", queue.name).stdout
+    queue.send("a", "b", "c")
+    with consumer_of(queue, logical_queue="vip") as idle, consumer_of(queue) as busy:
+        messages = receive_all(busy, 2)
+        messages[0].ack()
+        busy.flush()
+        assert wait_until(lambda: not idle.receive(1) and bool(idle._pipeline.owned))
+        found = json.loads(kmq(queue.bootstrap_servers, "queue", "describe", queue.name, "-o", "json").stdout)
+        shown = kmq(queue.bootstrap_servers, "queue", "describe", queue.name).stdout
+    names = "id", "logical_queue", "partitions", "held"
+    assert [tuple(each[name] for name in names) for each in found["consumers"]] == [
+        (busy.consumer_id, "", 1, 1), (idle.consumer_id, "vip", 1, 0),
+    ]  # fmt: skip
+    assert f"    {busy.consumer_id}: 1 partition, holds 1 message for " in shown
+    assert f"    {idle.consumer_id} of logical queue vip: 1 partition, holds 0 messages\n" in shown
+
+
 def test_newest_message_with_a_key_is_shown(queue: Queue) -> None:
     queue.send("first", "second", key="order-13")
     queue.send("other", key="order-14")
