@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 TOPIC_ID_FILE = "kmq-topic-id"
 """File that contains the id of the markers topic to which the checkpoint belongs."""
 
-OUT_OF_DATE_MARKERS = 10_000
-"""A checkpoint is out of date if a rebuild reads this many markers less: it reads them in a second or less."""
-
 
 class Checkpoint:
     """The checkpoint folder of one query, which may not exist; *path* without a scheme is on Spark's default one."""
@@ -100,14 +97,18 @@ class Checkpoint:
             logger.warning("cannot delete checkpoint %s: %s", self.path, one_line(error))
 
     def _is_out_of_date(self, resume: ResumePoint) -> bool:
-        """Return whether a rebuild of the state is quicker than a start from the checkpoint, and as complete."""
+        """
+        Return whether a rebuild of the state is quicker than a start from the checkpoint, and as complete.
+
+        It is where it reads fewer markers: it loads no state either. So it is in a process of a fleet whose queue was
+        tracked by another one in between.
+        """
         if not (read_to := self._read_to()) or resume.removed or resume.unproven_gaps or resume.has_no_position:
             return False
         if any(at.needed_offset < resume.starting_offsets[partition] for partition, at in resume.positions.items()):
             # Retention removed a marker of a message that is still in flight: only the checkpoint knows this message.
             return False
-        ahead = sum(start - read_to.get(partition, 0) for partition, start in resume.starting_offsets.items())
-        return ahead > OUT_OF_DATE_MARKERS
+        return sum(start - read_to.get(partition, 0) for partition, start in resume.starting_offsets.items()) > 0
 
     def _read_to(self) -> dict[int, int]:
         """Return the first marker that no planned batch has read, by markers partition; empty where that is unknown."""

@@ -9,7 +9,7 @@ import pytest
 from kmq_spark.kafka.positions import Position, ResumePoint
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.spark.session import local_checkpoint_settings
-from kmq_spark.tracker.checkpoint import OUT_OF_DATE_MARKERS, TOPIC_ID_FILE, Checkpoint
+from kmq_spark.tracker.checkpoint import TOPIC_ID_FILE, Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,9 +95,9 @@ def test_checkpoint_that_is_slower_than_a_rebuild_is_deleted(spark: SparkSession
     folder.prepare(resume_point("id"), topics, must_be_whole=True)
     offsets = plan_batch(tmp_path / "orders", 7)
     commit_batch(tmp_path / "orders", 7)
-    near, far = 100 + OUT_OF_DATE_MARKERS, 101 + OUT_OF_DATE_MARKERS
+    near, far = 100, 101
     for kept in (
-        resume_point("id", read_to=near, starts_at=near),
+        resume_point("id", read_to=far, starts_at=near),
         ResumePoint({0: Position(far, 5)}, {0: far}, topic_id="id"),
     ):
         folder.prepare(kept, topics, must_be_whole=True)
