@@ -9,10 +9,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 
 from kmq_spark.config import Settings, load_settings
-from kmq_spark.core.markers import MarkerType
+from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.tracker.once import track_once
+from kmq_spark.wire.codec import encode_marker
 from tests.kafka.conftest import consumer_of, read_all, receive_all, seen
 from tests.kafka.stage import put_rules
 
@@ -90,14 +92,33 @@ def test_kill_in_the_middle_sends_nothing_twice_and_loses_nothing(queue: Queue, 
 
 def test_unreadable_record_is_ignored_and_the_rest_is_done(queue: Queue) -> None:
     """No record in the log stops the run."""
-    from confluent_kafka import Producer  # noqa: PLC0415  # for this test alone
-
     stranger = Producer({"bootstrap.servers": queue.bootstrap_servers})
     stranger.produce(f"{queue.name}.markers", b"\xff\xff no marker")
     assert stranger.flush(10) == 0
     queue.send("a")
     drop(queue, 1)
     assert track_once(queue.name, settings_of(queue)).redelivered == 1
+
+
+def write_markers(queue: Queue, *markers: Marker) -> None:
+    """Append markers to partition 0, as another program would."""
+    producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
+    for marker in markers:
+        producer.produce(f"{queue.name}.markers", encode_marker(marker), partition=0)
+        producer.poll(0)
+    assert producer.flush(10) == 0
+
+
+def test_terms_of_trackers_that_are_gone_decide_nothing(queue: Queue) -> None:
+    """TICKs without a term, as older versions wrote them, TICKs of a term that never began, and 10,000 TERMs."""
+    queue.send("a", "b")
+    drop(queue, 2)
+    ticks = Marker(MarkerType.TICK), Marker(MarkerType.TICK, term=17)
+    terms = [Marker(MarkerType.TERM, consumer_id=f"gone-{number}", term=number) for number in range(100, 10_100)]
+    write_markers(queue, *ticks, *terms, terms[-1], *ticks, Marker(MarkerType.TICK, term=10_099))
+    settings = settings_of(queue, max_markers_per_batch=100_000)
+    assert [track_once(queue.name, settings).redelivered for _ in range(2)] == [2, 0]
+    assert sorted(seen(queue)) == [b"a", b"a", b"b", b"b"]
 
 
 def test_command_prints_what_was_done_without_spark(queue: Queue) -> None:
