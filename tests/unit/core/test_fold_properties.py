@@ -7,6 +7,7 @@ Few messages, short leases and many TICKs, so that markers meet.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, LoggedMarker, PartitionState, Status, fold
 from kmq_spark.core.in_flight import KEY_BITS
-from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome, Release
+from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.wire.codec import decode_marker, encode_marker
 from tests.builders import begin_term, begun, end, keep_alive, log, start, tick, unreadable
@@ -237,6 +238,33 @@ def test_no_two_runs_of_a_table_could_be_one(markers: list[LoggedMarker], rules:
     if not columns.jitter_ms.any():
         assert len(columns.messages().coalesced()) == len(columns)
     assert (state.marks.first[1:] > state.marks.end[:-1]).all()
+
+
+def widened(logged: LoggedMarker) -> LoggedMarker:
+    """
+    Return a marker whose ranges are a thousand times as long; those far away stay there.
+
+    Its rules have no jitter, which may spread a run over its messages, up to a bound of its own.
+    """
+    if (marker := logged.marker) is None:
+        return logged
+    ranges = ((first * 1_000 if first < 1_000 else first, count * 1_000) for first, count in marker.ranges)
+    rules = None if marker.rules is None else replace(marker.rules, backoff=Backoff())
+    return logged._replace(marker=replace(marker, ranges=tuple(OffsetRange(*each) for each in ranges), rules=rules))
+
+
+@given(logs(), CUTS, RULES)
+def test_table_grows_with_the_ranges_that_were_read_and_not_with_their_messages(
+    markers: list[LoggedMarker], cuts: list[int], rules: QueueRules | None
+) -> None:
+    """A range cuts two runs of the table at most."""
+    wide = [widened(each) for each in markers]
+    state = begun(None if rules is None else replace(rules, backoff=Backoff()))
+    for piece in batches(wide, cuts):
+        state = fold(state, piece).state
+    read = sum(len(each.marker.ranges) for each in wide if each.marker is not None)
+    assert len(state.in_flight.columns) <= 2 * read
+    assert len(state.marks.first) <= 2 * read
 
 
 @given(logs(), st.randoms(use_true_random=False), RULES)
