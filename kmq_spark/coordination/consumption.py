@@ -15,12 +15,10 @@ Source: Marshal `consumer.go`, `claim.go`; its at most once is a to-do.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -200,7 +198,6 @@ class Consumption:
             raise UsageError(message)
         coordinator.consumed_topics.add(topic)
         self._pid = os.getpid()
-        _consumptions.add(self)
         self._coordinator, self._topic, self._mode = coordinator, topic, mode
         self._max_messages, self._most_claims, self._auto_ack = max_messages, most_claims, auto_ack
         config = reader_config(
@@ -504,18 +501,6 @@ class Consumption:
             )  # fmt: skip
             self._released_s[partition] = time.monotonic()
             claim.release()
-
-
-_consumptions: weakref.WeakSet[Consumption] = weakref.WeakSet()
-
-
-def _keep_in_child() -> None:
-    for each in list(_consumptions):
-        # Never released: to destroy a client without its threads, which the parent has, ends the process by SIGABRT.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-
-
-os.register_at_fork(after_in_child=_keep_in_child)
 
 
 class Pace:

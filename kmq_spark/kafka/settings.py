@@ -9,14 +9,16 @@ Source: librdkafka CONFIGURATION.md; KIP-98 (idempotence), KIP-429 (cooperative 
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import os
 import re
 import secrets
 import socket
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from kmq_spark.client_properties import JAVA_ONLY_HINTS, is_java_only
 from kmq_spark.errors import ConfigError
@@ -263,12 +265,35 @@ def consumer_config(
     return _config(bootstrap_servers, client_id or new_client_id("consumer"), own, extra, is_member=True)
 
 
+class _Consumer(Consumer):
+    """To which weak references are possible."""
+
+
+class _Producer(Producer):
+    """To which weak references are possible."""
+
+
+_KINDS: dict[Any, Any] = {Consumer: _Consumer, Producer: _Producer}
+_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:
     """Create a client. If librdkafka does not know a setting or rejects its value, name the setting in the error."""
     try:
-        return kind(dict(config))
+        client: Client = _KINDS.get(kind, kind)(dict(config))
     except (KafkaException, TypeError, ValueError) as error:
         raise ConfigError(_explain(error, config)) from None
+    _clients.add(client)
+    return client
+
+
+def _keep_in_child() -> None:
+    for client in list(_clients):
+        # Never released: to destroy a client without its threads, which the parent has, ends the process by a signal.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def _explain(error: Exception, config: Mapping[str, Any]) -> str:
