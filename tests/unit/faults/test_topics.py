@@ -8,21 +8,19 @@ from faults.topics import read_topic, record_of, without
 from kmq_spark.core.markers import Outcome
 from tests.builders import end, start
 from tests.unit.faults.story import Story
-
-PARTITIONS = 4
-"""Of a topic that the broker in memory makes."""
+from tests.unit.mock_broker import PARTITIONS, mock_broker
 
 
 def test_every_record_is_read_as_it_lies_there() -> None:
     """Absent keys and values, headers that repeat and have no value, all partitions, one of them empty."""
-    producer = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-    (broker,) = producer.list_topics(timeout=10).brokers.values()
     headers: list[tuple[str, str | bytes | None]] = [("twice", b"1"), ("twice", None), ("empty", b"")]
-    for partition in range(PARTITIONS - 1):
-        producer.produce("q", b"value", b"key", partition, headers=headers)
-        producer.produce("q", None, None, partition)
-    assert producer.flush(10) == 0
-    found = sorted(map(record_of, read_topic("q", f"{broker.host}:{broker.port}")), key=lambda record: record.place)
+    with mock_broker("q") as address:
+        producer = Producer({"bootstrap.servers": address, "log_level": 0})
+        for partition in range(PARTITIONS - 1):
+            producer.produce("q", b"value", b"key", partition, headers=headers)
+            producer.produce("q", None, None, partition)
+        assert producer.flush(10) == 0
+        found = sorted(map(record_of, read_topic("q", address)), key=lambda record: record.place)
     assert [record.place for record in found] == [(p, o) for p in range(PARTITIONS - 1) for o in (0, 1)]
     assert {(record.key, record.value, record.headers) for record in found} == {
         (b"key", b"value", tuple(headers)),

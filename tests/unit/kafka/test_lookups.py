@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.lookups import LATEST, Bounds, bounds_now, bounds_of, offsets_of
+from tests.unit.mock_broker import mock_broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,12 +66,11 @@ class OutdatedAdmin(AdminClient):
 @pytest.fixture
 def address() -> Iterator[str]:
     """Address of a mock broker with one record in partition 0 of four."""
-    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-    (broker,) = owner.list_topics(timeout=5).brokers.values()
-    owner.produce(TOPIC, b"value", partition=0)
-    owner.flush(5)
-    yield f"{broker.host}:{broker.port}"
-    del owner  # the mock broker ends with it
+    with mock_broker(TOPIC) as address:
+        producer = Producer({"bootstrap.servers": address, "log_level": 0})
+        producer.produce(TOPIC, b"value", partition=0)
+        assert producer.flush(5) == 0
+        yield address
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Message, Producer
 
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import transactional_producer_config
 from kmq_spark.kafka.transaction import ATTEMPTS, POLL_EACH, TransactionalProducer
+from tests.unit.mock_broker import mock_broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from confluent_kafka import KafkaError
+    from confluent_kafka import KafkaError, Message
 
     from kmq_spark.kafka.transaction import OnDelivery
 
@@ -25,17 +25,12 @@ TOPIC = "orders"
 
 @pytest.fixture
 def producer() -> Iterator[TransactionalProducer]:
-    """A producer on a mock broker, which lives as long as the client that made it."""
-    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-    (broker,) = owner.list_topics(timeout=5).brokers.values()
-    owner.list_topics(TOPIC, timeout=5)
-    config = transactional_producer_config(
-        f"{broker.host}:{broker.port}", "many", "many", {"log_level": "0"}, max_message_bytes=10_000
-    )
-    producer = TransactionalProducer(config, 10)
-    yield producer
-    producer.close()
-    owner.flush(0)
+    """A producer on a mock broker."""
+    with mock_broker(TOPIC) as address:
+        config = transactional_producer_config(address, "many", "many", {"log_level": "0"}, max_message_bytes=10_000)
+        producer = TransactionalProducer(config, 10)
+        yield producer
+        producer.close()
 
 
 def record(number: int, size: int = 10) -> OutgoingRecord:

@@ -18,12 +18,12 @@ from kmq_spark.core.state import Status
 from kmq_spark.tracker.marker_watch import MarkerWatch
 from kmq_spark.wire.codec import encode_marker
 from tests.limits import COMES_S
+from tests.unit.mock_broker import PARTITIONS, mock_broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOPIC = "watched.markers"
-PARTITIONS = 4  # the mock broker makes its topics so
 LEASE_MS = 30_000
 AT_MS = 1_000_000
 
@@ -63,12 +63,9 @@ def read(partition: int, read_to: int, rules: QueueRules | None = None) -> Parti
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Run librdkafka's mock broker, which lives as long as the client that made it."""
-    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-    (broker,) = owner.list_topics(timeout=5).brokers.values()
-    owner.list_topics(TOPIC, timeout=5)
-    yield f"{broker.host}:{broker.port}"
-    owner.flush(0)
+    """Where the mock broker is."""
+    with mock_broker(TOPIC) as address:
+        yield address
 
 
 @pytest.fixture
