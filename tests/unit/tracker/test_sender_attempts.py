@@ -13,7 +13,6 @@ from kmq_spark.core.policy import DEFAULT_RULES, QueueRules
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import RejectedRecords
 from kmq_spark.tracker.sender.attempts import BLOCK, SMALL_BYTES, Attempt
-from kmq_spark.tracker.sender.due_decisions import DueRun
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import (
     DELAY_MS,
@@ -24,17 +23,17 @@ from kmq_spark.wire.headers import (
     PRODUCER,
     SILENT_COUNT,
     TTL_MS,
-    Headers,
 )
+from tests.unit.tracker.due import due, message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kmq_spark.kafka.records import OutgoingRecord
     from kmq_spark.kafka.transaction import OnDelivery, Record
+    from kmq_spark.tracker.sender.due_decisions import DueRun
 
 TOPICS, BILLING = QueueTopics("orders"), QueueTopics("orders", "billing")
-APPENDED_AT_MS = 1_000
 
 HEADERS = st.lists(
     st.sampled_from(
@@ -48,33 +47,12 @@ HEADERS = st.lists(
 )  # fmt: skip
 
 
-def message(headers: Headers | None, appended_at_ms: int = APPENDED_AT_MS) -> Message:
-    """Return a message as the client gives it."""
-    return Message(
-        topic="orders", partition=3, offset=0, key=b"k", value=b"v", timestamp=(2, appended_at_ms),
-        headers=None if headers is None else list(headers),
-    )  # fmt: skip
-
-
 TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 MESSAGES = st.one_of(
     st.builds(message, st.none() | st.just([]), st.integers(999, 1_001)),
     st.builds(message, HEADERS, st.integers(999, 1_001)),
     st.none(),
 )
-
-
-def due(
-    messages: Sequence[Message | None],
-    first: int = 10,
-    outcome: Outcome = Outcome.REDELIVERED,
-    delivery_count: int = 1,
-    reason: str = "",
-    *,
-    is_silent: bool = True,
-) -> DueRun:
-    """Return a run of decisions on messages of partition 3."""
-    return DueRun(0, 3, first, delivery_count, outcome, reason, 5_000, 5_100, is_silent, messages)
 
 
 def tried(
@@ -125,19 +103,19 @@ def test_run_is_interrupted_by_a_message_that_is_gone_and_by_one_whose_time_is_o
     attempt, sent = tried([due([plain, None, plain, late, plain, plain])], DEFAULT_RULES)
     assert [record[0] for record, _ in sent] == ["orders", "orders.dlq", "orders", "orders", "orders"]
     (redelivered, dead, expired) = ends_of(attempt)
-    assert (redelivered[0], redelivered[2]) == (Outcome.REDELIVERED, ((10, 1), (12, 1), (14, 2)))
-    assert (dead[0], dead[2]) == (Outcome.DEAD_LETTERED, ((11, 1),))
-    assert (expired[0], expired[2]) == (Outcome.EXPIRED, ((13, 1),))
+    assert (redelivered[0], redelivered[2]) == (Outcome.REDELIVERED, ((7, 1), (9, 1), (11, 2)))
+    assert (dead[0], dead[2]) == (Outcome.DEAD_LETTERED, ((8, 1),))
+    assert (expired[0], expired[2]) == (Outcome.EXPIRED, ((10, 1),))
     assert (attempt.redelivered, attempt.dead_lettered, attempt.expired, attempt.nonexistent) == (4, 1, 1, 0)
 
 
 def test_two_decisions_on_one_message_are_two_copies_and_two_ends() -> None:
     """The copies come in the order of the decisions."""
     plain = message(None)
-    attempt, sent = tried([due([plain, plain, plain]), due([plain], 11, delivery_count=2)], DEFAULT_RULES)
+    attempt, sent = tried([due([plain, plain, plain], delivery_count=1), due([plain], 8)], DEFAULT_RULES)
     counts = [dict(record[4])[DELIVERY_COUNT] for record, _ in sent]
     assert counts == [b"1", b"1", b"1", b"2"]
-    assert ends_of(attempt) == [(Outcome.REDELIVERED, "", ((10, 3),)), (Outcome.REDELIVERED, "", ((11, 1),))]
+    assert ends_of(attempt) == [(Outcome.REDELIVERED, "", ((7, 3),)), (Outcome.REDELIVERED, "", ((8, 1),))]
 
 
 def test_block_of_small_messages_has_one_report_until_an_attempt_fails() -> None:

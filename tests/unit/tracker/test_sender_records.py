@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,63 +40,11 @@ from kmq_spark.wire.headers import (
     SUBSCRIPTION,
     TTL_MS,
 )
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
+from tests.unit.tracker.due import due, message
 
 TOPICS = QueueTopics("orders")
 RULES = QueueRules(1, max_deliveries=5)
-
-
-class Record:
-    """A record as the client gives it; its own class cannot be filled by hand."""
-
-    def __init__(self, value: bytes | None, key: bytes | None = b"k", headers: list[Any] | None = None) -> None:
-        self._value, self._key, self._headers = value, key, headers
-
-    def value(self) -> bytes | None:
-        """Return the value."""
-        return self._value
-
-    def key(self) -> bytes | None:
-        """Return the key."""
-        return self._key
-
-    def headers(self) -> list[Any] | None:
-        """Return the headers."""
-        return self._headers
-
-    def timestamp(self) -> tuple[int, int]:
-        """Return type and append time."""
-        return (2, 1_000)
-
-
-def message(value: bytes | None = b"v", key: bytes | None = b"k", headers: list[Any] | None = None) -> Message:
-    """Return a message as the client gives it."""
-    return cast("Message", Record(value, key, headers))
-
-
-def due(
-    message_offset: int = 7,
-    *,
-    is_dead_letter: bool = False,
-    reason: str = "",
-    marker_partition: int = 3,
-    delivery_count: int = 2,
-    tick_at_ms: int = 5_100,
-    is_silent: bool = False,
-    messages: Sequence[Message | None] = (None,),
-) -> DueRun:
-    """Return decisions on messages from 3:*message_offset* on after their second delivery."""
-    outcome = Outcome.DEAD_LETTERED if is_dead_letter else Outcome.REDELIVERED
-    return DueRun(
-        marker_partition, 3, message_offset, delivery_count, outcome, reason, 5_000, tick_at_ms, is_silent, messages
-    )
-
-
-def decided(decision: DueRun, payload: Message | None) -> DueRun:
-    """Return the decision on one message with its payload."""
-    return decision._replace(messages=[payload])
+DEAD = Outcome.DEAD_LETTERED
 
 
 def ends_of(runs: Iterable[DueRun]) -> list[OutgoingRecord]:
@@ -113,9 +61,9 @@ def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes |
 
 
 def test_copy_keeps_the_last_exception_until_a_newer_one_replaces_it() -> None:
-    first = outgoing_record(decided(due(reason="TimeoutError: no answer"), message()), TOPICS, 4)
-    silent = outgoing_record(decided(due(is_silent=True), message(headers=first.headers)), TOPICS, 4)
-    newer = outgoing_record(decided(due(reason="KeyError: 'id'"), message(headers=silent.headers)), TOPICS, 4)
+    first = outgoing_record(due([message()], reason="TimeoutError: no answer"), TOPICS, 4)
+    silent = outgoing_record(due([message(first.headers)], is_silent=True), TOPICS, 4)
+    newer = outgoing_record(due([message(silent.headers)], reason="KeyError: 'id'"), TOPICS, 4)
     found = [headers_of(each.headers).get(LAST_ERROR) for each in (first, silent, newer)]
     assert found == [b"TimeoutError: no answer", b"TimeoutError: no answer", b"KeyError: 'id'"]
 
@@ -131,16 +79,14 @@ def test_copy_keeps_the_last_exception_until_a_newer_one_replaces_it() -> None:
 def test_dead_letter_whose_last_delivery_had_no_text_names_the_exception_before(
     reason: str, deadline_at_ms: int, expected: str | None
 ) -> None:
-    dead = due(is_dead_letter=True, reason=reason)._replace(deadline_at_ms=deadline_at_ms)
-    settled = final_decision(
-        decided(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, QueueRules(1, max_deliveries=3)
-    )
+    letter = due([message([(LAST_ERROR, b"OSError: disk")])], outcome=DEAD, reason=reason)
+    settled = final_decision(letter._replace(deadline_at_ms=deadline_at_ms), 0, TOPICS, QueueRules(1, max_deliveries=3))
     assert settled.reason == (expected or reason)
 
 
 def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
     foreign = [("a", b"1"), ("a", None), ("b", b"\xff")]
-    record = outgoing_record(decided(due(), message(b"\x00v", b"\xffk", foreign)), TOPICS, 4)
+    record = outgoing_record(due([message(foreign, value=b"\x00v", key=b"\xffk")]), TOPICS, 4)
     assert (record.topic, record.partition, record.key, record.value) == ("orders", 3, b"\xffk", b"\x00v")
     assert record.headers[:3] == foreign
     assert headers_of(record.headers)[DELIVERY_COUNT] == b"2"
@@ -148,26 +94,21 @@ def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
 
 
 def test_message_without_key_value_and_headers_stays_without() -> None:
-    record = outgoing_record(decided(due(), message(None, None)), TOPICS, 4)
+    record = outgoing_record(due([message(value=None, key=None)]), TOPICS, 4)
     assert (record.key, record.value) == (None, None)
 
 
 def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
     """The dead-letter topic may have fewer partitions than the queue."""
-    record = outgoing_record(decided(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
+    record = outgoing_record(due([message()], outcome=DEAD, reason="no account"), TOPICS, 2)
     assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"v")
     found = headers_of(record.headers)
     assert (found[DLQ_TOPIC], found[DLQ_OFFSET], found[DLQ_GROUP]) == (b"orders", b"7", b"kmq.orders")
     assert found[DLQ_MESSAGE] == b"no account"
 
 
-def test_record_that_was_not_refused_is_as_decided() -> None:
-    item = decided(due(), message())
-    assert final_decision(item, 0, TOPICS, RULES) == item
-
-
 def test_payload_that_is_gone_becomes_dead_letter_with_that_reason() -> None:
-    settled = final_decision(decided(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
+    settled = final_decision(due(reason="rejected: bad"), 0, TOPICS, RULES)
     assert (settled.is_dead_letter, settled.messages[0]) == (True, None)
     assert settled.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
     record = outgoing_record(settled, TOPICS, 4)
@@ -175,7 +116,7 @@ def test_payload_that_is_gone_becomes_dead_letter_with_that_reason() -> None:
 
 
 def test_refused_item_becomes_dead_letter_and_refused_again_one_without_payload() -> None:
-    item = decided(due(), message(b"large"))
+    item = due([message(value=b"large")])
     once, twice = final_decision(item, 1, TOPICS, RULES), final_decision(item, 2, TOPICS, RULES)
     assert (once.is_dead_letter, once.messages[0]) == (True, item.messages[0])
     assert (twice.is_dead_letter, twice.messages[0]) == (True, None)
@@ -187,7 +128,7 @@ def copy_of(
     due_: DueRun, headers: list[Any], topics: QueueTopics = TOPICS, max_deliveries: int = 0
 ) -> dict[str, bytes | None]:
     """Return the headers of the copy that follows a decision."""
-    return headers_of(outgoing_record(decided(due_, message(headers=headers)), topics, 4, max_deliveries).headers)
+    return headers_of(outgoing_record(due_._replace(messages=[message(headers)]), topics, 4, max_deliveries).headers)
 
 
 def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
@@ -242,7 +183,7 @@ def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
     dropping, keeping = RULES, replace(RULES, dead_letters_expired=True)
 
     def settled(at_ms: int, rules: QueueRules, refused: int = 0) -> DueRun:
-        return final_decision(decided(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules)
+        return final_decision(due([message(headers)], tick_at_ms=at_ms), refused, TOPICS, rules)
 
     assert settled(expires_at_ms - 1, dropping).outcome is Outcome.REDELIVERED
     assert settled(expires_at_ms, dropping).outcome is Outcome.EXPIRED
@@ -256,13 +197,13 @@ def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
 
 
 def test_rejected_message_is_a_dead_letter_though_its_time_is_over() -> None:
-    item = decided(due(is_dead_letter=True, reason="bad"), message(headers=[(TTL_MS, b"1")]))
+    item = due([message([(TTL_MS, b"1")])], outcome=DEAD, reason="bad")
     assert final_decision(item, 0, TOPICS, RULES) == item
 
 
 def test_time_to_live_that_cannot_be_read_is_none() -> None:
     for value in (b"", b"-1", b"soon", None, b"9" * 30):
-        item = decided(due(tick_at_ms=10**15), message(headers=[(TTL_MS, value)]))
+        item = due([message([(TTL_MS, value)])], tick_at_ms=10**15)
         assert final_decision(item, 0, TOPICS, RULES) == item
 
 
@@ -270,10 +211,8 @@ def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
     """kafka-mq-go's: else a Go worker's poison would be delivered without end."""
 
     def settled(header: bytes, *, is_silent: bool = True) -> DueRun:
-        headers = [(DELIVERY_COUNT, header)]
-        return final_decision(
-            decided(due(delivery_count=1, is_silent=is_silent), message(headers=headers)), 0, TOPICS, RULES
-        )
+        run = due([message([(DELIVERY_COUNT, header)])], delivery_count=1, is_silent=is_silent)
+        return final_decision(run, 0, TOPICS, RULES)
 
     assert (settled(b"3").outcome, settled(b"3").delivery_count) == (Outcome.REDELIVERED, 4)
     assert (settled(b"4").outcome, settled(b"4").reason) == (Outcome.DEAD_LETTERED, "delivery limit reached: 5 of 5")
@@ -284,37 +223,22 @@ def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
     )
 
 
-def test_expired_message_has_an_end_with_expired() -> None:
-    expired = due()._replace(outcome=Outcome.EXPIRED)
-    (record,) = ends_of([expired])
-    assert decode_marker(record.value).outcome is Outcome.EXPIRED
-
-
 def test_ends_are_as_few_as_their_ranges_allow() -> None:
     """One for each markers partition, outcome and reason."""
-    dues = [due(offset) for offset in (9, 7, 8, 20)]
-    dues += [due(1, is_dead_letter=True, reason="a"), due(2, is_dead_letter=True, reason="b")]
-    dues += [due(30, marker_partition=0)]
+    dues = [due(first=offset) for offset in (9, 7, 8, 20)]
+    dues += [due(first=1, outcome=DEAD, reason="a"), due(first=2, outcome=DEAD, reason="b")]
+    dues += [due(first=30, marker_partition=1)]
     records = ends_of(dues)
     ends = [(record.partition, decode_marker(record.value)) for record in records]
     assert {record.topic for record in records} == {"orders.markers"}
     assert [(partition, end.outcome, end.reason, end.ranges) for partition, end in ends] == [
-        (3, Outcome.REDELIVERED, "", ((7, 3), (20, 1))),
-        (3, Outcome.DEAD_LETTERED, "a", ((1, 1),)),
-        (3, Outcome.DEAD_LETTERED, "b", ((2, 1),)),
-        (0, Outcome.REDELIVERED, "", ((30, 1),)),
+        (0, Outcome.REDELIVERED, "", ((7, 3), (20, 1))),
+        (0, Outcome.DEAD_LETTERED, "a", ((1, 1),)),
+        (0, Outcome.DEAD_LETTERED, "b", ((2, 1),)),
+        (1, Outcome.REDELIVERED, "", ((30, 1),)),
     ]
     assert {end.type for _, end in ends} == {MarkerType.END}
     assert {end.queue_partition for _, end in ends} == {3}
-
-
-@given(st.sets(st.integers(0, 5_000), max_size=300))
-def test_every_decided_message_has_exactly_one_end(message_offsets: set[int]) -> None:
-    ended: list[int] = []
-    for record in ends_of([due(offset) for offset in message_offsets]):
-        for first, count in decode_marker(record.value).ranges:
-            ended += range(first, first + count)
-    assert sorted(ended) == sorted(message_offsets)
 
 
 def test_refusal_holds_for_the_item_and_for_larger_ones() -> None:
