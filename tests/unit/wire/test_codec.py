@@ -24,7 +24,6 @@ from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
 from kmq_spark.wire import marker_pb2
 from kmq_spark.wire.codec import decode_marker, encode_marker
-from tests.builders import marker_record, start, unreadable
 
 PARTITIONS = st.integers(0, MAX_QUEUE_PARTITION)
 LEASES = st.integers(0, MAX_REDELIVER_AFTER_MS)
@@ -242,10 +241,3 @@ def test_marker_that_no_reader_accepts_is_not_written(marker: Marker, finding: s
     with pytest.raises(MalformedRecordError, match="cannot write marker: ") as caught:
         encode_marker(marker)
     assert finding in str(caught.value)
-
-
-def test_unreadable_record_of_the_builders_is_refused() -> None:
-    """Tests of others rely on it."""
-    assert start().marker == decode_marker(marker_record(start()))
-    with pytest.raises(MalformedRecordError):
-        decode_marker(marker_record(unreadable()))

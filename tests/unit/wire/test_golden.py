@@ -1,5 +1,5 @@
 """
-The bytes of markers, written out: what was written once must stay readable.
+The bytes of markers, written out: what was written once must stay readable; those of kafka-mq-go: `test_go_wire.py`.
 
 Protobuf: each field is a tag (`number << 3 | kind`), then a varint (kind 0) or a length and bytes (kind 2).
 `08` = field 1 varint, `10` = 2 varint, `1a` = 3 bytes, `20` = 4 varint, `2a` = 5 bytes, `32` = 6 bytes, `3a` = 7 bytes,
@@ -20,7 +20,7 @@ from kmq_spark.wire.codec import decode_marker, encode_marker
 MESSAGE_2_300 = "1a05 0802 10ac02"
 ONE = (OffsetRange(300, 1),)
 
-OURS = {
+GOLDEN = {
     # no type: START is 0; redeliver_after_ms; no ranges: message_id alone; no delivery_count: the first
     "start of one message": (
         f"{MESSAGE_2_300} 20b0ea01",
@@ -65,40 +65,11 @@ OURS = {
     ),
 }
 
-# As its `markerproducer.go` fills them, and gogo/protobuf writes them: fields ascending, values of 0 left out, but a
-# message id that is set is written even where all of it is 0.
-KAFKA_MQ_GO = {
-    # message_id; redeliver_after_ms; key, 1 byte "q"; value, 2 bytes "hi"
-    "start with key and value": (
-        f"{MESSAGE_2_300} 20b0ea01 2a01 71 3202 6869",
-        Marker(MarkerType.START, 2, ONE, 30_000),
-    ),
-    # message_id: 0 bytes
-    "start of the very first message": (
-        "1a00 20b0ea01 2a01 71 3202 6869",
-        Marker(MarkerType.START, 0, (OffsetRange(0, 1),), 30_000),
-    ),
-    "end": (f"1001 {MESSAGE_2_300}", Marker(MarkerType.END, 2, ONE)),
-    "keepalive": (f"1002 {MESSAGE_2_300} 20b0ea01", Marker(MarkerType.KEEPALIVE, 2, ONE, 30_000)),
-}
 
-
-@pytest.mark.parametrize(("golden", "marker"), OURS.values(), ids=OURS)
+@pytest.mark.parametrize(("golden", "marker"), GOLDEN.values(), ids=GOLDEN)
 def test_marker_has_its_golden_bytes(golden: str, marker: Marker) -> None:
-    """What this build writes is what every earlier one wrote."""
-    assert bytes.fromhex(golden) == encode_marker(marker)
-
-
-@pytest.mark.parametrize(("golden", "marker"), OURS.values(), ids=OURS)
-def test_golden_bytes_are_read(golden: str, marker: Marker) -> None:
-    """What an earlier build wrote is read as it was meant."""
-    assert marker == decode_marker(bytes.fromhex(golden))
-
-
-@pytest.mark.parametrize(("golden", "marker"), KAFKA_MQ_GO.values(), ids=KAFKA_MQ_GO)
-def test_marker_of_kafka_mq_go_is_read(golden: str, marker: Marker) -> None:
-    """Its Go workers run against this tracker; the payload that its START carries is left alone."""
-    assert marker == decode_marker(bytes.fromhex(golden))
+    """What this build writes is what every earlier one wrote, and it is read as it was meant."""
+    assert (bytes.fromhex(golden), marker) == (encode_marker(marker), decode_marker(bytes.fromhex(golden)))
 
 
 def test_unknown_fields_are_skipped() -> None:
