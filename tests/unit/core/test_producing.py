@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kmq_spark.core.producing import ProducerState, check_producer_id, next_life
 from kmq_spark.errors import ConfigError, MalformedRecordError, UnsupportedVersionError
-from kmq_spark.wire.headers import dead_letter_headers, redelivery_headers, redrive_headers
 from kmq_spark.wire.position import MAX_RECORD_BYTES, decode_state, encode_state
 
 BEFORE = ProducerState(3, 100, "a", 1_000, "p-1")
@@ -142,14 +141,3 @@ def test_value_that_is_no_position_record_is_refused_with_its_place(value: bytes
 def test_position_record_of_a_later_version_is_refused_with_what_to_do() -> None:
     with pytest.raises(UnsupportedVersionError, match="version 2, this build reads up to 1; upgrade this program"):
         decode_state(b'{"version":2}')
-
-
-SENT = [("a", b"1"), ("kmq-producer", b"nightly"), ("kmq-generation", b"2"), ("kmq-sequence", b"7")]
-
-
-def test_redelivery_dead_letter_and_redrive_keep_the_sender() -> None:
-    place: Any = {"queue_partition": 0, "message_offset": 7, "sent_at_ms": 1_000}
-    copy = redelivery_headers(SENT, delivery_count=1, **place)
-    letter = dead_letter_headers(copy, source_topic="q", group="g", delivery_count=2, reason="bad", **place)
-    for headers in (copy, letter, redrive_headers(letter)):
-        assert headers[:4] == SENT

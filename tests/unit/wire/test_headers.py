@@ -24,7 +24,8 @@ from kmq_spark.wire.headers import (
     redrive_headers,
 )
 
-FOREIGN: Headers = [("traceparent", b"00-ab"), ("a", b"1"), ("a", None), ("b", b"\xff"), ("a", b"1")]
+SENT: Headers = [("kmq-producer", b"nightly"), ("kmq-generation", b"2"), ("kmq-sequence", b"7")]
+FOREIGN: Headers = [("traceparent", b"00-ab"), ("a", b"1"), ("a", None), *SENT, ("b", b"\xff"), ("a", b"1")]
 
 
 def redelivered(headers: Headers | None, delivery_count: int = 1, offset: int = 7, sent_at_ms: int = 1_000) -> Headers:
@@ -126,7 +127,7 @@ def test_message_with_a_header_that_a_redelivery_reads_has_nothing_in_common(nam
 
 
 def test_foreign_headers_are_kept_with_order_repeats_and_nulls() -> None:
-    """They are the application's."""
+    """They are the application's; and so are those of a resuming producer."""
     assert redelivered(FOREIGN)[: len(FOREIGN)] == FOREIGN
     assert dead(FOREIGN)[: len(FOREIGN)] == FOREIGN
 
