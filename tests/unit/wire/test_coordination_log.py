@@ -55,16 +55,6 @@ def test_world_survives_the_wire(data: st.DataObject) -> None:
         story.write(draw_record(data, story.world, sequence), T // 2)
 
 
-@settings(max_examples=examples(0.6), deadline=None)
-@given(st.data())
-def test_log_from_the_beginning_gives_the_world(data: st.DataObject) -> None:
-    """Records of other groups move the clock alone."""
-    story = draw_story(data)
-    log = GroupLog(GROUP)
-    read_all(log, story)
-    assert (log.is_complete, facts(log.world)) == (True, facts(story.world))
-
-
 @settings(max_examples=examples(1), deadline=None)
 @given(st.data())
 def test_snapshot_and_the_rest_give_the_world(data: st.DataObject) -> None:
