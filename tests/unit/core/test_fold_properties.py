@@ -21,7 +21,6 @@ from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, LoggedMark
 from kmq_spark.core.in_flight import KEY_BITS
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.wire.codec import decode_marker, encode_marker
 from tests.builders import begin_term, begun, end, keep_alive, log, start, tick, unreadable
 from tests.builders import rules as rules_marker
 from tests.examples import examples
@@ -401,10 +400,3 @@ def test_rebuild_from_the_needed_marker_decides_as_the_first_run_did(
     assert expected.decisions.messages() == actual.decisions.messages()
     actual.state.counters = expected.state.counters
     assert_same_state(expected.state, actual.state)
-
-
-@given(logs())
-def test_log_survives_the_wire(markers: list[LoggedMarker]) -> None:
-    """The builders write what the codec reads."""
-    for _, _, marker in markers:
-        assert marker is None or marker == decode_marker(encode_marker(marker))

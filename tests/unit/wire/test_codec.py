@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kmq_spark.core.markers import (
     MAX_DELIVERY_COUNT,
+    MAX_DUE_AT_MS,
     MAX_MESSAGE_OFFSET,
     MAX_MESSAGES_PER_MARKER,
     MAX_QUEUE_PARTITION,
@@ -18,61 +19,27 @@ from kmq_spark.core.markers import (
     Marker,
     MarkerType,
     OffsetRange,
-    Outcome,
 )
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
 from kmq_spark.wire import marker_pb2
 from kmq_spark.wire.codec import decode_marker, encode_marker
+from tests.unit.core.test_fold_properties import MARKERS
 
-PARTITIONS = st.integers(0, MAX_QUEUE_PARTITION)
-LEASES = st.integers(0, MAX_REDELIVER_AFTER_MS)
-TEXTS = st.text(max_size=50)
-
-
-@st.composite
-def ranges(draw: st.DrawFn) -> tuple[OffsetRange, ...]:
-    """Return ascending ranges without overlap, neighbours allowed."""
-    first, covered = draw(st.integers(0, MAX_MESSAGE_OFFSET - 1_000_000)), []
-    for gap, count in draw(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 9_000)), min_size=1, max_size=10)):
-        covered.append(OffsetRange(first + gap, count))
-        first += gap + count
-    return tuple(covered)
-
-
-MARKERS = st.one_of(
-    st.builds(
-        Marker,
-        st.just(MarkerType.START),
-        PARTITIONS,
-        ranges(),
-        LEASES,
-        st.integers(1, MAX_DELIVERY_COUNT),
-        consumer_id=TEXTS,
-    ),
-    st.builds(
-        Marker,
-        st.just(MarkerType.KEEPALIVE),
-        PARTITIONS,
-        ranges(),
-        LEASES,
-        consumer_id=TEXTS,
-        never_handed_out=st.booleans(),
-    ),
-    st.builds(
-        Marker,
-        st.just(MarkerType.END),
-        PARTITIONS,
-        ranges(),
-        outcome=st.sampled_from(Outcome),
-        reason=TEXTS,
-        consumer_id=TEXTS,
-    ),
-    st.builds(Marker, st.just(MarkerType.TICK), consumer_id=TEXTS),
+WRITTEN = MARKERS.map(lambda logged: logged.marker).filter(lambda marker: marker is not None)
+LARGEST = Marker(
+    MarkerType.START,
+    MAX_QUEUE_PARTITION,
+    (OffsetRange(0, MAX_MESSAGES_PER_MARKER - 1), OffsetRange(MAX_MESSAGE_OFFSET, 1)),
+    MAX_REDELIVER_AFTER_MS,
+    MAX_DELIVERY_COUNT,
+    consumer_id="ä☃" * (MAX_TEXT_CHARS // 2),
+    due_at_ms=MAX_DUE_AT_MS,
 )
 
 
-@given(MARKERS)
+@given(WRITTEN)
+@example(LARGEST)
 def test_marker_survives_the_wire(marker: Marker) -> None:
     """What is written is what is read."""
     assert marker == decode_marker(encode_marker(marker))
@@ -85,7 +52,7 @@ def test_random_bytes_raise_nothing_but_wire_errors(value: bytes) -> None:
         decode_marker(value)
 
 
-@given(MARKERS, st.data())
+@given(WRITTEN, st.data())
 def test_damaged_marker_is_read_within_bounds_or_refused(marker: Marker, data: st.DataObject) -> None:
     """A marker with any byte changed is within bounds all the same: it can be written again, or it is refused."""
     value = bytearray(encode_marker(marker))
