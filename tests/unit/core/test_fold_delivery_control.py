@@ -1,9 +1,9 @@
-"""The rules of deferral, release, backoff, silence and expiry, one by one."""
+"""A deferral, backoff and its jitter, and the text of a dead letter; the model has all the rules together."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.core.backoff import Backoff, BackoffKind, added_by_jitter_ms
-from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, PartitionState, fold
+from kmq_spark.core.fold import DecisionAction, FoldResult, PartitionState, fold
 from kmq_spark.core.in_flight import message_keys
 from kmq_spark.core.markers import Outcome, Release
 from kmq_spark.core.policy import QueueRules
@@ -37,12 +37,6 @@ def deadline_ms(*markers: object, rules: QueueRules = PLAIN) -> int | None:
     return folded(*markers, rules=rules).status.next_deadline_at_ms
 
 
-def decision(*markers: object, rules: QueueRules = PLAIN) -> Decision:
-    """Return the one decision of a TICK that comes when everything is due."""
-    (row,) = folded(*markers, tick(FOREVER_MS), rules=rules).decisions.messages()
-    return row
-
-
 def test_deferred_message_falls_due_at_its_instant_and_its_delivery_does_not_count() -> None:
     """A delayed message: no consumer holds it, and its first delivery is still to come."""
     deferral = start(at_ms=1_000, lease_ms=0, delivery_count=1, never_handed_out=True, due_at_ms=8_000)
@@ -52,56 +46,10 @@ def test_deferred_message_falls_due_at_its_instant_and_its_delivery_does_not_cou
     assert not row.is_silent
 
 
-def test_deferral_lasts_at_least_as_long_as_both_of_its_times() -> None:
-    """A suspect that waits for its turn has a length, a delayed message an instant."""
-    deferral: dict[str, Any] = {"at_ms": 1_000, "lease_ms": 3_000, "never_handed_out": True}
-    assert deadline_ms(start(**deferral, due_at_ms=2_000)) == 4_000
-    assert deadline_ms(start(**deferral, due_at_ms=9_000)) == 9_000
-    assert deadline_ms(start(**deferral)) == 4_000
-
-
-def test_deferral_of_the_last_delivery_is_redelivered() -> None:
-    """It has not had its last delivery yet."""
-    row = decision(start(delivery_count=3, never_handed_out=True), rules=QueueRules(1, max_deliveries=3))
-    assert (row.action, row.delivery_count) == (DecisionAction.REDELIVER, 2)
-
-
-def test_start_after_a_deferral_is_a_delivery_like_any_other() -> None:
-    row = decision(start(never_handed_out=True, due_at_ms=9_000), start(at_ms=2_000))
-    assert (row.deadline_at_ms, row.delivery_count, row.is_silent) == (7_000, 1, True)
-
-
 def test_backoff_is_added_to_the_lease_of_a_start_by_its_delivery_count() -> None:
     """1_000 + 5_000, and 1_000 for each delivery, 2_500 at most."""
     found = [deadline_ms(start(delivery_count=count), rules=RESTING) for count in (1, 2, 3, 4)]
     assert found == [7_000, 8_000, 8_500, 8_500]
-
-
-def test_renewal_moves_the_deadline_and_keeps_the_backoff() -> None:
-    """In the same batch as its START, and in another."""
-    first, renewal = start(delivery_count=2), keep_alive(at_ms=3_000, lease_ms=5_000)
-    before = folded(first, rules=RESTING).state
-    assert deadline_ms(first, renewal, rules=RESTING) == 3_000 + 5_000 + 2_000
-    assert folded(renewal, state=before, rules=RESTING).status.next_deadline_at_ms == 10_000
-
-
-@pytest.mark.parametrize(
-    ("release", "expected"),
-    [
-        (keep_alive(at_ms=3_000, lease_ms=0, release=Release.FAILED), 3_000 + 2_000),
-        (keep_alive(at_ms=3_000, lease_ms=400, release=Release.FAILED), 3_400 + 2_000),
-        (keep_alive(at_ms=3_000, lease_ms=400, release=Release.GIVEN_BACK), 3_400),
-        (keep_alive(at_ms=3_000, lease_ms=0, never_handed_out=True), 3_000),
-        (start(at_ms=3_000, lease_ms=400, delivery_count=2, never_handed_out=True), 3_400),
-        (end(at_ms=3_000, outcome=Outcome.REJECTED), -1),
-    ],
-)
-def test_backoff_is_for_failures_alone(release: object, expected: int) -> None:
-    """No backoff for a message that was given back or deferred."""
-    first = start(at_ms=1_000, delivery_count=2)
-    assert deadline_ms(first, release, rules=RESTING) == expected
-    before = folded(first, rules=RESTING).state
-    assert folded(release, state=before, rules=RESTING).status.next_deadline_at_ms == expected
 
 
 @pytest.mark.parametrize(("delivery_count", "expected"), [(2, 3_400 + 2_000), (3, 3_000), (4, 3_000)])
@@ -134,75 +82,12 @@ def test_dead_letter_says_what_the_handler_of_the_last_delivery_raised(later: tu
     """In one batch and in several, within a bound; a START after it begins a delivery that has raised nothing."""
     failure = keep_alive(release=Release.FAILED, reason="TimeoutError: no answer")
     markers, limited = (start(delivery_count=3), failure, *later), QueueRules(1, max_deliveries=3)
-    assert decision(*markers, rules=limited).reason == "delivery limit reached: 3 of 3" + error
+    expected = ["delivery limit reached: 3 of 3" + error]
+    assert folded(*markers, tick(FOREVER_MS), rules=limited).decisions.reasons == expected
     state = begun(limited)
     for marker in markers:
         state = PartitionState.from_bytes(folded(marker, state=state, rules=limited).state.to_bytes())
-    assert folded(tick(FOREVER_MS), state=state, rules=limited).decisions.reasons == [
-        "delivery limit reached: 3 of 3" + error
-    ]
-
-
-def test_redelivery_has_the_exception_of_the_delivery_that_failed() -> None:
-    """For the header of the copy; what just ran out has none."""
-    failure = keep_alive(release=Release.FAILED, reason="TimeoutError: no answer")
-    result = folded(start(8), start(), failure, tick(FOREVER_MS))
-    found = {row.message_offset: (row.action, row.reason) for row in result.decisions.messages()}
-    assert found == {
-        7: (DecisionAction.REDELIVER, "TimeoutError: no answer"),
-        8: (DecisionAction.REDELIVER, ""),
-    }
-
-
-def test_end_during_the_backoff_still_wins() -> None:
-    """The lease is over, the message waits for its backoff: an ack still counts."""
-    assert not len(folded(start(), end(at_ms=6_900), tick(FOREVER_MS), rules=RESTING).decisions)
-
-
-def test_message_that_rests_is_not_decided_before_its_time() -> None:
-    """The TICK that looks finds it by its lease, and leaves it."""
-    held = folded(start(), tick(6_500), tick(7_000), rules=RESTING)
-    assert not len(held.decisions)
-    assert len(folded(tick(7_001), state=held.state, rules=RESTING).decisions) == 1
-
-
-@pytest.mark.parametrize(
-    ("word", "is_silent"),
-    [
-        ((), True),
-        ((keep_alive(),), True),
-        ((keep_alive(release=Release.FAILED),), False),
-        ((keep_alive(release=Release.GIVEN_BACK),), False),
-        ((keep_alive(never_handed_out=True),), False),
-        ((keep_alive(release=Release.FAILED), keep_alive()), False),
-        ((keep_alive(release=Release.FAILED), start(at_ms=3_000)), True),
-        ((end(outcome=Outcome.REJECTED),), False),
-    ],
-)
-def test_delivery_is_silent_if_no_consumer_wrote_a_word(word: tuple[object, ...], is_silent: bool) -> None:  # noqa: FBT001
-    """In the same batch as its START, and in another; a renewal behind a release is a straggler."""
-    assert decision(start(), *word).is_silent is is_silent
-    between = PartitionState.from_bytes(folded(start()).state.to_bytes())
-    (row,) = folded(*word, tick(FOREVER_MS), state=between).decisions.messages()
-    assert row.is_silent is is_silent
-
-
-def test_expired_message_is_gone_where_the_queue_drops_it() -> None:
-    result = folded(start(), end(outcome=Outcome.EXPIRED), tick(FOREVER_MS))
-    assert (len(result.decisions), result.status.in_flight, result.status.counters["expired"]) == (0, 0, 1)
-
-
-def test_expired_messages_of_all_batches_are_counted() -> None:
-    first = folded(start(count=2), end(outcome=Outcome.EXPIRED)).state
-    assert folded(end(8, outcome=Outcome.EXPIRED), state=first).status.counters["expired"] == 2
-
-
-def test_first_marker_of_a_batch_ends_what_was_rejected_before_it() -> None:
-    """An earlier tracker's END: where it went unnoticed, the dead letter would be sent twice."""
-    rejected = folded(start(count=2), end(outcome=Outcome.REJECTED), end(8, outcome=Outcome.REJECTED)).state
-    ends = [end(offset, outcome=Outcome.DEAD_LETTERED) for offset in (7, 8)]
-    result = folded(*ends, tick(FOREVER_MS), state=rejected)
-    assert (len(result.decisions), result.status.in_flight) == (0, 0)
+    assert folded(tick(FOREVER_MS), state=state, rules=limited).decisions.reasons == expected
 
 
 @pytest.mark.parametrize(
@@ -221,15 +106,6 @@ def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_rules_ask_f
     assert first.status.next_deadline_at_ms == -1
     second = folded(end(8, outcome=Outcome.EXPIRED), state=first.state, rules=KEEPING).status
     assert (second.in_flight, second.counters["rejected"], second.counters["expired"]) == (2, 2, 0)
-
-
-def test_end_of_an_expired_message_by_an_earlier_tracker_takes_it_out() -> None:
-    """Whatever came between its decision and its END: a tracker writes EXPIRED in place of a copy."""
-    expired = end(outcome=Outcome.EXPIRED, term=1)
-    for rules in (PLAIN, KEEPING):
-        for between in ((), (end(outcome=Outcome.REJECTED, reason="bad"),), (keep_alive(),)):
-            result = folded(start(), tick(9_000), *between, expired, rules=rules)
-            assert (result.status.in_flight, result.state.in_flight.reasons()) == (0, {})
 
 
 def delays_ms(backoff: Backoff, keys: NDArray[np.int64], counts: NDArray[np.int64]) -> list[int]:
@@ -288,15 +164,3 @@ def test_doubling_stops_at_the_longest_delay_however_many_deliveries_there_were(
     backoff = Backoff(BackoffKind.EXPONENTIAL, 1, 10**9)
     delays = delays_ms(backoff, np.arange(5), np.array([1, 10, 11, 31, 2**31 - 1]))
     assert delays == [1, 512, 1_024, 10**9, 10**9]
-
-
-def test_jitter_gives_each_message_of_a_run_a_deadline_and_nothing_else_of_its_own() -> None:
-    """START, KEEPALIVE and rules come in three batches; the messages keep the START that began their lease."""
-    jittery = QueueRules(1, backoff=Backoff(BackoffKind.CONSTANT, initial_ms=1_000, max_ms=1_000, jitter=1.0))
-    leased = folded(start(count=5), rules=jittery).state
-    table = folded(keep_alive(count=3, at_ms=2_000), state=leased, rules=jittery).state.in_flight
-    assert table.run_count == 2
-    columns = table.columns.messages()
-    assert columns.count.tolist() == [1] * 5
-    assert columns.start_marker_offset.tolist() == [0] * 5
-    assert len(set(columns.deadline_at_ms.tolist())) == 5
