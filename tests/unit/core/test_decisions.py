@@ -33,7 +33,7 @@ def test_each_message_of_a_run_has_the_decision_of_the_run() -> None:
     expected = [ROW, *(other._replace(message_offset=ROW.message_offset + place) for place in range(3))]
     assert decisions.messages() == expected
     assert all(isinstance(row.action, DecisionAction) for row in decisions.messages())
-    assert types_of(decisions) == TYPES
+    assert types_of(decisions) == types_of(Decisions.concatenated([decisions, decisions])) == TYPES
 
 
 def test_columns_that_decisions_do_not_have_are_ignored_and_no_reason_is_an_empty_one() -> None:
@@ -46,12 +46,3 @@ def test_no_decisions_have_the_same_columns() -> None:
     nothing = Decisions.empty()
     assert (len(nothing), nothing.total_messages, nothing.messages()) == (0, 0, [])
     assert types_of(Decisions.empty()) == TYPES
-
-
-def test_decisions_of_several_ticks_keep_their_order() -> None:
-    parts = [decisions_of([ROW._replace(message_offset=offset, reason=str(offset))], [2]) for offset in (9, 3, 5)]
-    whole = Decisions.concatenated(iter(parts))
-    assert whole.messages() == [row for part in parts for row in part.messages()]
-    assert types_of(whole) == TYPES
-    assert Decisions.concatenated(parts[:1]).messages() == parts[0].messages()
-    assert Decisions.concatenated([]).messages() == []

@@ -87,14 +87,6 @@ def test_flood_of_one_marker_over_fragments_costs_its_ranges_and_not_the_fragmen
     assert result.state.in_flight.run_count <= 2 * FRAGMENTS + 1
 
 
-def test_table_brought_up_to_date_within_a_batch_is_what_it_is_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many messages are gathered before is a matter of memory, not of rules."""
-    markers = log(start(0, count=90), end(5, count=3), keep_alive(10, count=40), start(3, count=4, delivery_count=2))
-    whole = fold(begun(), markers).state.to_bytes()
-    monkeypatch.setattr("kmq_spark.core.fold.MOST_RANGES_BUFFERED", 1)
-    assert fold(begun(), markers).state.to_bytes() == whole
-
-
 def test_more_messages_with_jitter_than_a_tick_looks_at_are_decided_by_the_next_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,3 +100,11 @@ def test_more_messages_with_jitter_than_a_tick_looks_at_are_decided_by_the_next_
     values = {(each.message_offset, each.deadline_at_ms) for each in every}
     assert values == {(each.message_offset, each.deadline_at_ms) for each in result.decisions.messages()}
     assert len(result.decisions.messages()) == len(every) == 400
+
+
+@pytest.mark.parametrize("count", [1, MAX_MESSAGES_PER_MARKER])
+def test_state_costs_as_many_runs_as_the_markers_have_ranges(count: int) -> None:
+    """Whatever they cover: started together, then half acknowledged, then a tenth kept alive."""
+    markers = log(start(0, count=10 * count), end(0, count=5 * count), keep_alive(9 * count, count=count, at_ms=2_000))
+    columns = fold(begun(), markers).state.in_flight.columns
+    assert (columns.key.tolist(), columns.count.tolist()) == ([5 * count, 9 * count], [4 * count, count])
