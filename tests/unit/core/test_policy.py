@@ -14,7 +14,6 @@ from kmq_spark.core.policy import (
     MAX_RULES_VERSION,
     QueueRules,
     exhausted_reason,
-    is_exhausted,
     with_last_error,
 )
 
@@ -77,11 +76,19 @@ def test_rules_without_one_of_their_values_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("delivery_count", "max_deliveries", "expected"),
-    [(4, 5, False), (5, 5, True), (6, 5, True), (1, 1, True), (0, 1, False), (10**9, 0, False), (0, 0, False)],
+    "wrong",
+    [
+        {"max_deliveries": "many"},
+        {"backoff": "quadratic"},
+        {"backoff_jitter": float("nan")},
+        {"expired": "keep"},
+        {"expired": []},
+    ],
 )
-def test_limit_is_the_last_allowed_delivery(delivery_count: int, max_deliveries: int, expected: bool) -> None:  # noqa: FBT001  # a table
-    assert is_exhausted(delivery_count, QueueRules(1, max_deliveries=max_deliveries)) is expected
+def test_rules_with_a_value_of_another_kind_are_refused(wrong: dict[str, object]) -> None:
+    """They come from a topic."""
+    with pytest.raises(ValueError, match="cannot read the rules of a queue"):
+        QueueRules.from_dict({**AS_DICT, **wrong})
 
 
 def test_reason_at_the_limit_has_the_last_error_once() -> None:

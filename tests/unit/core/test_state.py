@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -16,14 +16,12 @@ from kmq_spark.core import packing
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import PartitionState, Status, fold
 from kmq_spark.core.in_flight import Columns, InFlight, with_texts
-from kmq_spark.core.markers import Outcome
 from kmq_spark.core.marks import Marks
-from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.packing import pack_column, unpack_column
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.core.state import STATE_VERSION, Counters
 from kmq_spark.errors import StateError
-from tests.builders import end, log, rules, start
+from tests.builders import log, start
 
 HEAD = struct.Struct("<4sHHI")
 
@@ -89,28 +87,6 @@ def test_state_survives_its_bytes(rows: list[tuple[int, int, int, int]], texts: 
     assert state.status() == again.status()
 
 
-def test_neighbours_started_together_cost_no_more_than_one() -> None:
-    """The state travels with every batch."""
-    one = fold(PartitionState.empty(), log(start())).state.to_bytes()
-    many = fold(PartitionState.empty(), log(start(count=50_000))).state.to_bytes()
-    assert len(one) == len(many)
-
-
-def test_state_can_be_folded_on_after_reading() -> None:
-    """Arrays over foreign memory are read-only; the fold writes to copies."""
-    before = fold(PartitionState.empty(), log(start(count=10))).state
-    again = PartitionState.from_bytes(before.to_bytes())
-    after = fold(again, log(end(8, count=2), first=1)).state
-    assert (again.in_flight.message_count, after.in_flight.message_count) == (10, 8)
-
-
-def test_rejection_survives_a_restart_with_its_reason() -> None:
-    """The dead letter contains the reason, whichever tracker writes it."""
-    rejected = log(start(), end(outcome=Outcome.REJECTED, reason="no such order ☃"))
-    state = PartitionState.from_bytes(fold(PartitionState.empty(), rejected).state.to_bytes())
-    assert list(state.in_flight.reasons().values()) == ["no such order ☃"]
-
-
 OWN_RULES = QueueRules(3, 7, Backoff(BackoffKind.EXPONENTIAL, 200, 9_000, 0.25), dead_letters_expired=True)
 
 
@@ -120,47 +96,6 @@ def test_status_survives_json(own: QueueRules | None) -> None:
     status = fold(PartitionState.empty(own), log(start())).status
     assert status.rules == own
     assert status == Status.from_dict(json.loads(json.dumps(status.to_dict())))
-
-
-def test_rules_of_the_queue_survive_a_restart_of_the_tracker() -> None:
-    """Those in force, and those that the oldest message in flight was started under."""
-    older = replace(OWN_RULES, version=2, max_deliveries=1)
-    changed = log(start(), rules(OWN_RULES))
-    state = PartitionState.from_bytes(fold(PartitionState.empty(older), changed).state.to_bytes())
-    assert (state.status().rules, state.status().needed_rules) == (OWN_RULES, older)
-    state = fold(state, log(end(), first=2)).state
-    assert (state.status().rules, state.status().needed_rules) == (OWN_RULES, OWN_RULES)
-    assert state.rules_log.changes == ((-1, OWN_RULES),)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"version": 0},
-        {"max_deliveries": -1},
-        {"max_deliveries": "many"},
-        {"backoff": "quadratic"},
-        {"backoff_initial_ms": 12 * 60 * 60 * 1000 + 1},
-        {"backoff_jitter": float("nan")},
-        {"backoff_jitter": 1.5},
-        {"expired": "keep"},
-        {"expired": []},
-    ],
-)
-def test_rules_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
-    """They come from a topic."""
-    assert QueueRules.from_dict(OWN_RULES.to_dict()) == OWN_RULES
-    with pytest.raises(ValueError, match="cannot read the rules of a queue"):
-        QueueRules.from_dict({**OWN_RULES.to_dict(), **wrong})
-
-
-def test_outcome_of_a_batch_is_a_value() -> None:
-    """It travels from Spark to Kafka's side."""
-    result = fold(PartitionState.empty(), log(start()))
-    outcome = PartitionOutcome(3, result.status, result.decisions, ("the record is empty",))
-    assert outcome.status.in_flight == 1
-    with pytest.raises(AttributeError):
-        outcome.marker_partition = 4  # type: ignore[misc]  # frozen
 
 
 @pytest.mark.parametrize(
@@ -220,16 +155,6 @@ def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     assert Counters(started=3, renewed=1) == state.counters
 
 
-@given(st.lists(st.integers(-1, 2**62)))
-def test_column_survives_packing(values: list[int]) -> None:
-    """In every width."""
-    column = np.array(values, dtype=np.int64)
-    blob = b"".join(pack_column(column))
-    again, at = unpack_column(memoryview(blob), 0)
-    assert values == again.tolist()
-    assert len(blob) == at
-
-
 @pytest.mark.parametrize(("span", "width"), [(0, 0), (255, 1), (256, 2), (65_535, 2), (65_536, 4), (2**32, 8)])
 def test_column_takes_the_narrowest_width(span: int, width: int) -> None:
     """A head of 24 bytes, then two values."""
@@ -285,19 +210,6 @@ def test_long_column_takes_the_coding_that_suits_it(values: np.ndarray, most_byt
     again, _ = unpack_column(memoryview(blob), 0)
     assert (again == values).all()
     assert len(blob) <= most_bytes
-
-
-def test_scattered_messages_cost_about_a_byte_each() -> None:
-    """Of 20,000 messages started 500 at a time no two are neighbours."""
-    gaps = np.random.default_rng(1).integers(2, 6, 20_000)
-    offsets = np.cumsum(gaps).tolist()
-    starts = [
-        start(offsets[at], ranges=[(offset, 1) for offset in offsets[at : at + 500]]) for at in range(0, 20_000, 500)
-    ]
-    state = fold(PartitionState.empty(), log(*starts)).state
-    blob = state.to_bytes()
-    assert len(blob) < 1.1 * 20_000
-    assert rows_of(PartitionState.from_bytes(blob)) == rows_of(state)
 
 
 HEAD_OF_COLUMN = struct.Struct("<qqq")
