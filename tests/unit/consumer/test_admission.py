@@ -65,14 +65,6 @@ def test_logical_queues_see_their_own_messages_alone() -> None:
     assert (emails.accepts_plain_records, default.accepts_plain_records) == (False, True)
 
 
-def test_copy_for_a_subscription_is_passed_over_by_every_other() -> None:
-    billing, default = AdmissionPolicy(subscription="billing"), AdmissionPolicy()
-    assert admit(billing, subscription=b"billing").verdict is OUT
-    assert admit(billing, subscription=b"audit").verdict is PASS
-    assert admit(default, subscription=b"billing").verdict is PASS
-    assert billing.admit(None, Stamp()).verdict is OUT
-
-
 def test_delayed_message_is_deferred_to_the_next_tenth_of_a_second_and_never_early() -> None:
     # 1_000 + 250 = 1_250
     assert admit(AdmissionPolicy(), delay_ms=b"250") == Admission(DEFER, 1, 1_300)

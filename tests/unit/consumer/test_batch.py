@@ -120,16 +120,6 @@ def test_ack_of_the_rest_leaves_what_is_settled() -> None:
     assert [message.settled_by for message in batch] == ["reject", "release", "release", "ack", "ack", "ack"]
 
 
-def test_release_of_the_rest() -> None:
-    batch = batch_of(3)
-    batch.ack([1])
-    batch.release(delay=1)
-    (lease,) = leases_of(batch)
-    assert [(each.message_offset, each.delay_ms) for each in lease.outbox.others] == [(0, 1_000), (2, 1_000)]
-    with pytest.raises(UsageError, match="message 0 of the batch is already settled: got ack after release"):
-        batch.ack([0])
-
-
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
