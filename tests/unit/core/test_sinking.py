@@ -115,4 +115,5 @@ def test_slot_has_an_id_that_no_program_may_choose() -> None:
     assert slot_of("jobs.slot-x") is slot_of("jobs") is slot_of("slot-3") is None
     with pytest.raises(ConfigError, match=r"producer name is reserved: got 'jobs\.slot-3'"):
         check_own_id("jobs.slot-3")
-    assert check_own_id("jobs") == "jobs"
+    for name in ("jobs", "x" * 100):
+        assert check_own_id(name) == name
