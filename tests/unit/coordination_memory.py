@@ -25,14 +25,7 @@ GROUP = "fleet"
 
 
 class Partition:
-    """
-    The log.
-
-    Attributes:
-        now_ms: Time, and the clock of every member.
-        ahead_ms: Of the broker's clock.
-        records: What was appended.
-    """
+    """The log; *now_ms* is the clock of every member, and the broker's clock is *ahead_ms* of it."""
 
     def __init__(self) -> None:
         self.now_ms, self.ahead_ms = 10_000_000.0, 0
@@ -44,14 +37,7 @@ class Partition:
 
 
 class MemoryChannel:
-    """
-    The way of one member to the log.
-
-    Attributes:
-        failure: As the Kafka channel has it.
-        can_read: False: nothing arrives.
-        can_write: False: what is written is kept until it is True again.
-    """
+    """The way of one member to the log; what is written while *can_write* is False is kept."""
 
     def __init__(self, partition: Partition) -> None:
         self.failure: KmqError | None = None

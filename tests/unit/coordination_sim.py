@@ -23,15 +23,7 @@ T = 1_000
 
 
 class Process:
-    """
-    One instance of a member.
-
-    Attributes:
-        world: As far as it has read.
-        holds: Its own view of what it holds.
-        on_the_way: Sent and not appended.
-        is_dead: It was killed.
-    """
+    """One instance of a member; *world* is as far as it has read, *on_the_way* is sent and not appended."""
 
     def __init__(self, client_id: str, number: int, clock_ahead_ms: float) -> None:
         self.client_id, self.instance = client_id, f"{client_id}{number}"
@@ -53,16 +45,7 @@ class Process:
 
 
 class Simulation:
-    """
-    The group.
-
-    Attributes:
-        now_ms: True time.
-        broker_ahead_ms: Of the broker's clock.
-        log: Append time and record, by offset.
-        world: Of a reader that is always up to date.
-        running: The newest instance of each client id.
-    """
+    """The group; *now_ms* is true time, *world* that of a reader that is always up to date."""
 
     def __init__(self) -> None:
         self.now_ms, self.broker_ahead_ms = 0.0, 1_000_000

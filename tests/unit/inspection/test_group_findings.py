@@ -27,13 +27,7 @@ TOPIC = TopicFacts("kmq.coordination", 8, SETTINGS, replicas=3)
 
 
 class Group:
-    """
-    Members `a`, who leads, and `b`; `a` runs the task `t` and holds `r` at position 7.
-
-    Attributes:
-        partition: The log.
-        members: By client id.
-    """
+    """Members `a`, who leads, and `b`; `a` runs the task `t` and holds `r` at position 7."""
 
     def __init__(self) -> None:
         self.partition = Partition()

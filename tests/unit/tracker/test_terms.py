@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -222,18 +223,6 @@ class Payloads:
         """Nothing is open."""
 
 
-class NoRules:
-    """A queue without a record."""
-
-    is_unauthorized = False
-
-    def refresh(self) -> None:
-        """There is none."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 @dataclass
 class Tracker:
     """A tracker: its sender, its fold, and the term that its ticker names."""
@@ -250,7 +239,8 @@ class Tracker:
     def open(self, is_new: bool, keeps_state: bool) -> None:  # noqa: FBT001  # as the strategy makes them
         """Start, as a new process or after a failure of the query; with its checkpoint, or from the log."""
         self.sender = None
-        limits, reader = SenderLimits(timeout=0.2, commit_interval=0), cast("RulesReader", NoRules())
+        limits = SenderLimits(timeout=0.2, commit_interval=0)
+        reader = cast("RulesReader", SimpleNamespace(is_unauthorized=False, refresh=lambda: None, close=lambda: None))
         sender = redelivery.RedeliverySender(LAYOUT, bootstrap_servers="-", limits=limits, rules_reader=reader)
         try:
             resume = sender.open(() if is_new else self.ids)
