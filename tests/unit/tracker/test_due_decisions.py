@@ -95,24 +95,10 @@ def test_each_decision_is_carried_out_once_with_the_payload_of_its_message(
         assert [facts for facts in found if facts[1:3] == place] == [facts for facts in expected if facts[1:3] == place]
 
 
-def test_second_decision_on_a_message_of_a_run_comes_after_the_run() -> None:
-    """An outage may bring both in one batch; the delivery counts show which came first."""
-    first = Decision(0, 5, 1, DecisionAction.REDELIVER, 100, 9, 200, 3, "")
-    decided = DueDecisions([outcome(0, [(first, 5), (first._replace(message_offset=7, delivery_count=2), 1)])])
-    assert decided.message_offsets() == {0: [5, 6, 7, 8, 9]}
-    assert [(run.message_offset, len(run.messages), run.delivery_count) for run in read(decided, [10])] == [
-        (5, 5, 1), (7, 1, 2),
-    ]  # fmt: skip
-
-
 def test_run_past_the_end_of_the_topic_gets_nothing_but_its_end() -> None:
     decided = DueDecisions([outcome(0, [(Decision(0, 5, 1, DecisionAction.DEAD_LETTER, -1, 9, 200, 3, "bad"), 2)])])
     (run,) = decided.with_payloads(PayloadSlice(0, 0, [None, None], is_past_end=True))
     assert (run.outcome, run.messages) == (Outcome.EXPIRED, [None, None])
-
-
-def test_batch_without_decisions_wants_nothing() -> None:
-    assert DueDecisions([]).message_offsets() == DueDecisions([outcome(0, [])]).message_offsets() == {}
 
 
 @given(
