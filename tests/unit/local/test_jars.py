@@ -119,19 +119,6 @@ def test_shipped_lock_file_pins_every_jar_of_both_sets() -> None:
         assert locked == sorted(locked)
 
 
-def test_broker_and_spark_carry_different_kafka_clients() -> None:
-    """Why the sets must never be mixed on one class path."""
-    sets = jars.read_lock()
-    found = {
-        name: [jar.coordinate for jar in locked if ":kafka-clients:" in jar.coordinate] for name, locked in sets.items()
-    }
-
-    assert found == {
-        "broker": ["org.apache.kafka:kafka-clients:4.3.1"],
-        "spark": ["org.apache.kafka:kafka-clients:3.9.2"],
-    }
-
-
 @pytest.mark.parametrize(
     ("printed", "version"),
     [
