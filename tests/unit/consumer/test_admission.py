@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,17 +27,13 @@ from kmq_spark.wire.headers import expires_at_ms_of
 OUT, ALONE, DEFER, PASS = Verdict.DELIVER, Verdict.ISOLATE, Verdict.DEFER, Verdict.SKIP
 
 
-class Stamp:
-    """A record appended at 1,000 ms."""
-
-    def timestamp(self) -> tuple[int, int]:
-        """Return the time that the broker gave."""
-        return (2, 1_000)
+STAMP = Message(topic="orders", partition=0, offset=0, timestamp=(2, 1_000))
+"""A record appended at 1,000 ms."""
 
 
 def admit(policy: AdmissionPolicy, **headers: bytes | None) -> Admission:
     """Return the verdict on a record with some of our headers."""
-    return policy.admit([("kmq-" + name.replace("_", "-"), value) for name, value in headers.items()], Stamp())
+    return policy.admit([("kmq-" + name.replace("_", "-"), value) for name, value in headers.items()], STAMP)
 
 
 def room(max_messages: int = 100, max_bytes: int = 1_000, *, is_empty: bool = True) -> Room:
@@ -53,7 +50,7 @@ def plan(*verdicts: Verdict, of: Room | None = None, turn: Turn = Turn.ALONE) ->
     "headers", [None, [], [("traceparent", b"00-1")], [("kmq-logical-queue", b"")], [("kmq-subscription", None)]]
 )
 def test_record_without_headers_of_ours_is_handed_out(headers: list[tuple[str, bytes | None]] | None) -> None:
-    assert AdmissionPolicy().admit(headers, Stamp()) == Admission(OUT)
+    assert AdmissionPolicy().admit(headers, STAMP) == Admission(OUT)
 
 
 def test_logical_queues_see_their_own_messages_alone() -> None:
@@ -61,7 +58,7 @@ def test_logical_queues_see_their_own_messages_alone() -> None:
     assert admit(emails, logical_queue=b"emails").verdict is OUT
     assert admit(emails, logical_queue=b"invoices").verdict is PASS
     assert admit(default, logical_queue=b"emails").verdict is PASS
-    assert emails.admit(None, Stamp()).verdict is PASS
+    assert emails.admit(None, STAMP).verdict is PASS
     assert (emails.accepts_plain_records, default.accepts_plain_records) == (False, True)
 
 
@@ -169,7 +166,7 @@ def test_first_copy_is_for_every_group_and_a_later_one_for_its_own(
     found = {
         group
         for group in ("", "billing", "audit")
-        if AdmissionPolicy(subscription=group).admit(headers, Stamp()).verdict is not Verdict.SKIP
+        if AdmissionPolicy(subscription=group).admit(headers, STAMP).verdict is not Verdict.SKIP
     }
     assert found == takers
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Message
 
 from kmq_spark.inspection.ready import MAX_COUNTED, Ready, Span, ready_of
 from kmq_spark.wire.headers import LOGICAL_QUEUE
@@ -13,23 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class Record:
-    """A record of the queue topic, appended at ten times its offset."""
-
-    def __init__(self, offset: int, logical_queue: str = "") -> None:
-        self._offset, self._logical_queue = offset, logical_queue
-
-    def offset(self) -> int:
-        """Return its offset."""
-        return self._offset
-
-    def timestamp(self) -> tuple[int, int]:
-        """Return the kind of its time, and the time."""
-        return 2, 10 * self._offset
-
-    def headers(self) -> list[tuple[str, bytes]] | None:
-        """Return its headers, as the client does."""
-        return [(LOGICAL_QUEUE, self._logical_queue.encode())] if self._logical_queue else None
+def record(offset: int, logical_queue: str = "") -> Message:
+    """Return a record of the queue topic, appended at ten times its offset."""
+    headers: Any = [(LOGICAL_QUEUE, logical_queue.encode())] if logical_queue else None
+    return Message(topic="orders", partition=0, offset=offset, timestamp=(2, 10 * offset), headers=headers)
 
 
 def ready(first: int, end: int, positions: Mapping[str, int], records: Iterable[Any]) -> Ready:
@@ -49,20 +37,20 @@ def ready(first: int, end: int, positions: Mapping[str, int], records: Iterable[
 def test_messages_past_the_position_of_their_own_group_are_ready(
     positions: dict[str, int], expected: dict[str, int]
 ) -> None:
-    records = [Record(0), Record(1, "emails"), Record(2), Record(3, "emails"), Record(4, "emails")]
+    records = [record(0), record(1, "emails"), record(2), record(3, "emails"), record(4, "emails")]
     found = ready(0, 4, {"": 0} | positions, records)
     assert ({name: count for name, count in found.counts.items() if count}, found.is_exact) == (expected, True)
 
 
 def test_oldest_is_one_that_is_ready() -> None:
-    assert ready(0, 3, {"": 1, "emails": 3}, [Record(0), Record(1, "emails"), Record(2)]).oldest_at_ms == 20
+    assert ready(0, 3, {"": 1, "emails": 3}, [record(0), record(1, "emails"), record(2)]).oldest_at_ms == 20
 
 
 def test_large_backlog_is_estimated_from_the_newest_records() -> None:
     """Half of them are of each: of 10,000 records half, of the last 2,000 half."""
     span = Span.of(0, 10_000, {"": 0, "emails": 8_000})
     assert (span.start, span.read_from) == (0, 10_000 - MAX_COUNTED)
-    records: list[Any] = [Record(at, "emails" if at % 2 else "") for at in range(span.read_from, span.end)]
+    records: list[Any] = [record(at, "emails" if at % 2 else "") for at in range(span.read_from, span.end)]
     found = ready_of(span, records)
     assert (found.counts, found.is_exact) == ({"": 5_000, "emails": 1_000}, False)
 
@@ -70,5 +58,5 @@ def test_large_backlog_is_estimated_from_the_newest_records() -> None:
 def test_logical_queues_that_are_all_read_leave_nothing_ready() -> None:
     """The default group has committed nothing: all records lie behind its position, and none is its own."""
     span = Span.of(0, 6_000, {"": 0, "emails": 6_000})
-    records: list[Any] = [Record(at, "emails") for at in range(span.read_from, span.end)]
+    records: list[Any] = [record(at, "emails") for at in range(span.read_from, span.end)]
     assert ready_of(span, records).counts == {}

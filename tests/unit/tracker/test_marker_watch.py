@@ -21,7 +21,7 @@ from tests.limits import COMES_S
 from tests.unit.mock_broker import PARTITIONS, mock_broker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TOPIC = "watched.markers"
 LEASE_MS = 30_000
@@ -50,8 +50,12 @@ class Log:
 
     def see(self, record_bytes: int = 0) -> None:
         """Let the watch read until it has seen so many bytes and all partitions."""
+        self.read_until(lambda: not self.watch.unread.is_blind and self.watch.unread.bytes >= record_bytes)
+
+    def read_until(self, is_done: Callable[[], object]) -> None:
+        """Let the watch read until something is so."""
         until_s = time.monotonic() + COMES_S
-        while (self.watch.unread.is_blind or self.watch.unread.bytes < record_bytes) and time.monotonic() < until_s:
+        while not is_done() and time.monotonic() < until_s:
             self.watch.read()
             time.sleep(0.01)
 
@@ -146,11 +150,8 @@ def test_watch_of_what_retention_removed_is_blind_and_says_so(log: Log, caplog: 
     """It never begins elsewhere: it would miss markers."""
     log.watch.observe([read(0, 10**9)])
     log.watch.begin()
-    until_s = time.monotonic() + COMES_S
     with caplog.at_level(logging.WARNING):
-        while not caplog.records and time.monotonic() < until_s:
-            log.watch.read()
-            time.sleep(0.01)
+        log.read_until(lambda: caplog.records)
     assert log.watch.unread.is_blind
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"cannot read {TOPIC} ahead of Spark: ")
@@ -178,7 +179,5 @@ def test_watch_is_blind_for_a_pause_in_which_the_brokers_clock_was_set_back(log:
     log.see(2 * len(record))
     assert not log.watch.unread.is_blind
     log.write(0, record, AT_MS - 3_600_000)
-    until_s = time.monotonic() + COMES_S
-    while not log.watch.unread.is_blind and time.monotonic() < until_s:
-        log.watch.read()
+    log.read_until(lambda: log.watch.unread.is_blind)
     assert log.watch.unread.is_blind
