@@ -129,14 +129,6 @@ def test_other_variables_of_ours_are_left_alone(monkeypatch: pytest.MonkeyPatch)
     load_settings()
 
 
-def test_settings_cannot_be_changed() -> None:
-    settings = load_settings()
-    with pytest.raises(ValueError, match="frozen"):
-        settings.tracker.restart_limit = 1
-    with pytest.raises(ValueError, match="frozen"):
-        settings.tracker = settings.tracker
-
-
 def test_secrets_are_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KMQ_KAFKA__EXTRA", f'{{"sasl.password": "{SECRET}"}}')
     settings = load_settings(None, {"kafka": {"spark_extra": {"sasl.jaas.config": SECRET}}})

@@ -43,12 +43,6 @@ def new_lease(queue_partition: int, delivery_count: int, offsets: Sequence[int],
 
 
 @given(PLACES)
-def test_columns_have_the_offset_of_each_record_with_gaps_and_without(places: list[tuple[int, int]]) -> None:
-    columns = columns_of(records_at(places), [1] * len(places))
-    assert list(zip(columns.partitions, columns.offsets, strict=True)) == places
-
-
-@given(PLACES)
 def test_leases_hold_each_record_once(places: list[tuple[int, int]]) -> None:
     columns = columns_of(records_at(places), [1] * len(places))
     batch, leases = create_leases(columns, None, new_lease)

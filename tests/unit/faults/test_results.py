@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from faults.campaign import Pace
-from faults.evidence import Verdict, Violation
+from faults.evidence import Violation
 from faults.run import Result, listed, write_results
 from faults.stage import Judged
 
@@ -84,4 +84,3 @@ def test_row_adds_up_the_scenarios_of_a_fault(tmp_path: Path, monkeypatch: pytes
     page = (tmp_path / "results.md").read_text()
     assert "| F0 | this works; this breaks off | 3 | 3 | - | 7 | 1.5 | 9 |" in page
     assert "- F0: a note" in page
-    assert Verdict().violations == []

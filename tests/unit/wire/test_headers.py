@@ -49,12 +49,6 @@ def dead(headers: Headers | None, sent_at_ms: int = 1_000) -> Headers:
     )
 
 
-def test_first_redelivery_has_count_origin_and_first_sent_time() -> None:
-    """The second copy knows of the first one."""
-    expected = {DELIVERY_COUNT: b"1", ORIGIN: b"3:7", PREVIOUS: b"3:7", FIRST_SENT_MS: b"1000", ATTEMPTS_MS: b"1000"}
-    assert expected == dict(redelivered(None))
-
-
 def test_origin_and_first_sent_time_stay_those_of_the_first_copy() -> None:
     """Later copies lie elsewhere and were sent later."""
     second = redelivered([])
