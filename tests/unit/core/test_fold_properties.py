@@ -28,6 +28,7 @@ from tests.model import ModelTracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from random import Random
 
 LEASES = st.sampled_from([0, 5, 30, 100])
 
@@ -173,17 +174,18 @@ def assert_same_state(expected: PartitionState, actual: PartitionState) -> None:
 
 
 @settings(max_examples=examples(2.5))
-@given(logs(), CUTS, RULES, BOUNDS)
+@given(logs(), CUTS, RULES, BOUNDS, st.randoms(use_true_random=False))
 def test_packed_fold_is_the_model(
-    markers: list[LoggedMarker], cuts: list[int], rules: QueueRules | None, bound: int
+    markers: list[LoggedMarker], cuts: list[int], rules: QueueRules | None, bound: int, random: Random
 ) -> None:
-    """Decisions, status, counters, rows and reasons, batch by batch, some markers read twice."""
+    """Decisions, status, counters, rows and reasons, batch by batch in any order of rows, some markers read twice."""
     model, state = ModelTracker(rules), begun(rules)
     model.term = 1
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("kmq_spark.core.fold.MOST_DECISIONS_OF_A_TICK", bound)
         patched.setattr("faults.oracle.MOST_DECISIONS_OF_A_TICK", bound)
         for piece in [*batches(markers, cuts), markers[-2:]]:
+            random.shuffle(piece)
             result = fold(state, piece)
             expected_decisions, expected_status = model.fold(piece)
             assert expected_decisions == result.decisions.messages()
@@ -274,19 +276,6 @@ def test_table_grows_with_the_ranges_that_were_read_and_not_with_their_messages(
     read = sum(len(each.marker.ranges) for each in wide if each.marker is not None)
     assert len(state.in_flight.columns) <= 2 * read
     assert len(state.marks.first) <= 2 * read
-
-
-@given(logs(), st.randoms(use_true_random=False), RULES)
-def test_rows_of_a_batch_in_any_order_give_the_same(
-    markers: list[LoggedMarker], random: object, rules: QueueRules | None
-) -> None:
-    """Spark passes them in several frames, in any order."""
-    shuffled = list(markers)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
-    expected_decisions, expected_state = folded([markers], rules)
-    decisions, state = folded([shuffled], rules)
-    assert expected_decisions == decisions
-    assert_same_state(expected_state, state)
 
 
 @given(logs(), st.integers(0, 40), RULES)
