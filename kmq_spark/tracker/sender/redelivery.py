@@ -276,7 +276,12 @@ class RedeliverySender:
 
     def _open_producer(self) -> TransactionalProducer:
         if self._producer is None:
-            raise KafkaClientError("the tracker's sender is closed: got a batch; call open() first")
+            # Retriable: the other thread's failure restarts the query, and this one must not end the tracker before it.
+            raise KafkaClientError(
+                f"the tracker of {self.topics} has no producer: the last one could not be replaced; check the broker",
+                code="_FAIL",
+                retriable=True,
+            )
         return self._producer
 
     def _close_producer(self) -> None:

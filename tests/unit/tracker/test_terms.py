@@ -127,7 +127,8 @@ class Producer:
 
     def init_transactions(self, _: float) -> None:
         """End what is open, fence older producers."""
-        self._broker.called()
+        if self._broker.called() == "lost":
+            raise KafkaException(LOST)
         self._broker.end(is_commit=False)
         self._broker.epoch += 1
         self._epoch = self._broker.epoch
@@ -223,6 +224,18 @@ class Payloads:
         """Nothing is open."""
 
 
+@contextlib.contextmanager
+def answered() -> Iterator[None]:
+    """Let a call fail as a tracker expects it: it ends for a newer one, and starts again after any other failure."""
+    try:
+        yield
+    except FencedError:
+        pass
+    except KafkaClientError as error:
+        if not error.retriable:
+            raise
+
+
 @dataclass
 class Tracker:
     """A tracker: its sender, its fold, and the term that its ticker names."""
@@ -259,7 +272,7 @@ class Tracker:
         elif what == "batch":
             self.batch(*arguments)
         elif self.sender is not None:
-            with contextlib.suppress(FencedError, KafkaClientError):
+            with answered():
                 self.sender.tend({})
 
     def batch(self, count: int, dies: bool) -> None:  # noqa: FBT001  # as above
@@ -269,13 +282,11 @@ class Tracker:
         if sender is None or not markers:
             return
         result = fold(self.state, markers)
-        try:
+        self.sender = None
+        with answered():
             sender.deliver([PartitionOutcome(0, result.status, result.decisions)])
-        except (FencedError, KafkaClientError):
-            self.sender = None
-            return
-        if dies:
-            self.sender = None
+            self.sender = None if dies else sender
+        if self.sender is None:
             return
         self.state, self.read_to = PartitionState.from_bytes(result.state.to_bytes()), markers[-1].marker_offset + 1
         self.ticks_in = sender.term
@@ -388,5 +399,13 @@ def test_what_is_carried_out_is_what_the_log_decides(
     """Nothing twice, nothing after an acknowledgement, nothing early, nothing never."""
     with scripted() as broker:
         run(broker, steps)
+        finish(broker)
+        assert judged(broker) == []
+
+
+def test_tracker_whose_producer_could_not_be_replaced_starts_again() -> None:
+    """Its periodic work failed, and a batch came before the query ended: the tracker ended, and nobody tracked."""
+    with scripted() as broker:
+        run(broker, [(("tend", 0), [("lost",), ("lost",)]), (("tick", 0), []), (("batch", 0, 100, False), [])])
         finish(broker)
         assert judged(broker) == []
