@@ -33,6 +33,7 @@ def test_tracker_behind_an_open_transaction_warns_until_it_ends(
     settings: dict[str, str | int | float | bool] = {
         "bootstrap.servers": bootstrap_servers,
         "transactional.id": f"{stage.queue}-open",
+        "transaction.timeout.ms": 900_000,  # a slow machine needs more than a minute until the tracker reads
     }
     other = Producer(settings)
     other.init_transactions(COMES_S)

@@ -130,7 +130,6 @@ def test_failed_message_rests_and_one_that_was_given_back_does_not(stage: Stage,
         lateness[origin] = copy.timestamp()[1] - since[origin]
         assert header(copy, SILENT_COUNT) == (b"1" if origin in {silent, second} else None)
     assert min(lateness.values()) >= 0
-    assert lateness[given_back] < 5_000
     assert list(since) == [silent, failed, given_back, second]
 
 
