@@ -92,36 +92,48 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
 
 
 @dataclass(slots=True)
-class MarkersStory:
-    """Deadlines and outcomes of each copy, from the markers. Deadlines by markers partition."""
+class _Partition:
+    """A markers partition: its newest term, the deadlines of copies, and of those that a TICK of this term decided."""
 
-    deadlines: defaultdict[int, dict[MessageId, int]] = field(default_factory=lambda: defaultdict(dict))
-    decided: defaultdict[int, dict[MessageId, int]] = field(default_factory=lambda: defaultdict(dict))
+    term: int = 0
+    deadlines: dict[MessageId, int] = field(default_factory=dict)
+    decided: dict[MessageId, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class MarkersStory:
+    """Deadlines and outcomes of each copy, from the markers."""
+
+    partitions: defaultdict[int, _Partition] = field(default_factory=lambda: defaultdict(_Partition))
     redelivered_deadlines: defaultdict[MessageId, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     acked: set[MessageId] = field(default_factory=set)
 
     def fold(self, partition: int, appended_at_ms: int, marker: Marker) -> None:
-        """Process the next marker of a markers partition."""
-        deadlines, decided = self.deadlines[partition], self.decided[partition]
+        """Process the next marker of a markers partition. KeyError if a redelivered copy was not held."""
+        of = self.partitions[partition]
         ids = [
             MessageId(marker.queue_partition, message_offset)
             for covered in marker.ranges
             for message_offset in range(covered.first, covered.first + covered.count)
         ]
         if marker.type in {MarkerType.START, MarkerType.KEEPALIVE}:
-            deadlines.update(dict.fromkeys(ids, appended_at_ms + marker.redeliver_after_ms))
-        elif marker.type is MarkerType.TICK:
+            of.deadlines.update(dict.fromkeys(ids, appended_at_ms + marker.redeliver_after_ms))
+        elif marker.type is MarkerType.TERM and marker.term != of.term:
+            of.term, of.decided = marker.term, {}
+        elif marker.type is MarkerType.TICK and marker.term == of.term:
             # A worker that takes the place of a killed one may start a copy again between this TICK and the END.
-            decided |= {copy: at_ms for copy, at_ms in deadlines.items() if at_ms < appended_at_ms} | decided
-        elif marker.type is MarkerType.TERM:
-            decided.clear()
-        elif marker.type is MarkerType.END:
+            for copy, deadline_ms in of.deadlines.items():
+                if deadline_ms < appended_at_ms:
+                    of.decided.setdefault(copy, deadline_ms)
+        elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
+            self.acked.update(ids)
             for copy in ids:
-                deadline_ms = deadlines.pop(copy, 0)
-                if marker.outcome is Outcome.ACKED:
-                    self.acked.add(copy)
-                elif marker.outcome is Outcome.REDELIVERED:
-                    self.redelivered_deadlines[copy].append(decided.pop(copy, deadline_ms))
+                of.deadlines.pop(copy, None)
+        elif marker.type is MarkerType.END and marker.outcome is Outcome.REDELIVERED:
+            for copy in ids:
+                deadline_ms = of.decided.pop(copy) if copy in of.decided else of.deadlines[copy]
+                self.redelivered_deadlines[copy].append(deadline_ms)
+                of.deadlines.pop(copy, None)
 
 
 def _id(text: bytes | str | None) -> MessageId:
