@@ -62,7 +62,8 @@ def show(
     from kmq_spark.inspection.story import StoryReader, is_ready
 
     if (message_id is None) == (key is None):
-        raise ConfigError(f"message show takes one message: got P:O {message_id!r}, --key {key!r}; give one of them")
+        got = "neither" if key is None else "both"
+        raise ConfigError(f"message show takes one message: got {got}; give P:O as in 0:42, or --key")
     wanted = None if message_id is None else MessageId.parse(message_id)
     if message_id is not None and wanted is None:
         message = (
@@ -85,7 +86,7 @@ def show(
     if output is OutputForm.TABLE:
         typer.echo(_head(wanted.text, content, max_bytes))
     print_rows(output, [event._asdict() for event in events], lambda: _events(events))
-    if output is OutputForm.TABLE and is_ready(events):
+    if output is OutputForm.TABLE and is_ready(events, inspector.topics.queue_topic):
         typer.echo("\nready: no consumer has started it")
 
 

@@ -226,9 +226,9 @@ def marker_events(topic: str, markers: Iterable[PlacedMarker]) -> Iterator[Event
         yield Event(at_ms, f"{topic}[{partition}]@{offset}", what, marker.consumer_id)
 
 
-def is_ready(events: Sequence[Event]) -> bool:
-    """Return whether a story ends with a copy in the queue that nobody has started."""
-    return bool(events) and events[-1].what.startswith(("sent", "redriven"))
+def is_ready(events: Sequence[Event], queue_topic: str) -> bool:
+    """Return whether no marker follows the last copy: no consumer has started it."""
+    return bool(events) and events[-1].place.startswith(f"{queue_topic}[")
 
 
 def last_outcome(markers: Sequence[PlacedMarker]) -> PlacedMarker | None:
