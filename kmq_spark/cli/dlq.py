@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kmq_spark.cli.shared.common import EXIT_FAILED, command
-from kmq_spark.cli.shared.options import Connection, QueueName, seconds
+from kmq_spark.cli.shared.options import Connection, Execute, QueueName, seconds
 from kmq_spark.cli.shared.output import Output as Form
 from kmq_spark.cli.shared.output import OutputForm, json_bytes, print_data, rendered, shown, table
 from kmq_spark.errors import ConfigError
@@ -38,7 +38,6 @@ Ids = Annotated[
     list[str] | None, typer.Option("--id", help="A dead letter, partition:offset; may be repeated.", metavar="P:O")
 ]
 Limit = Annotated[int | None, typer.Option(help="Most dead letters, at least 1.", metavar="N")]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it; without this option, only show what would be done.")]
 
 
 @dataclass(frozen=True)
