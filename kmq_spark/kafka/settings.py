@@ -266,11 +266,11 @@ def consumer_config(
 
 
 class _Consumer(Consumer):
-    """To which weak references are possible."""
+    """A consumer that a WeakSet can hold, which it cannot of the client's own class."""
 
 
 class _Producer(Producer):
-    """To which weak references are possible."""
+    """A producer that a WeakSet can hold."""
 
 
 _KINDS: dict[Any, Any] = {Consumer: _Consumer, Producer: _Producer}
@@ -289,7 +289,8 @@ def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, A
 
 def _keep_in_child() -> None:
     for client in list(_clients):
-        # Never released: to destroy a client without its threads, which the parent has, ends the process by a signal.
+        # One reference is never released: the threads of a client run in the parent alone, and to destroy a client
+        # without its threads ends the process by a signal.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 

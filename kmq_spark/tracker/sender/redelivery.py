@@ -276,7 +276,7 @@ class RedeliverySender:
 
     def _open_producer(self) -> TransactionalProducer:
         if self._producer is None:
-            # Retriable: the other thread's failure restarts the query, and this one must not end the tracker before it.
+            # Retriable: another thread has failed to replace it, and its error restarts the query.
             raise KafkaClientError(
                 f"the tracker of {self.topics} has no producer: the last one could not be replaced; check the broker",
                 code="_FAIL",

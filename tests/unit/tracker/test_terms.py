@@ -404,7 +404,7 @@ def test_what_is_carried_out_is_what_the_log_decides(
 
 
 def test_tracker_whose_producer_could_not_be_replaced_starts_again() -> None:
-    """Its periodic work failed, and a batch came before the query ended: the tracker ended, and nobody tracked."""
+    """The periodic work fails to replace it. The batch that follows finds none, and must not end the tracker."""
     with scripted() as broker:
         run(broker, [(("tend", 0), [("lost",), ("lost",)]), (("tick", 0), []), (("batch", 0, 100, False), [])])
         finish(broker)
