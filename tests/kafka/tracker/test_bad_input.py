@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.demo.audit import audit
-from kmq_spark.errors import KafkaClientError, KmqError, TopicError
+from kmq_spark.errors import KmqError, TopicError
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import decode_marker
@@ -48,26 +48,6 @@ def grow(stage: Stage, count: int, *topics: str) -> None:
         future.result(10)
 
 
-def refusal(stage: Stage) -> str:
-    """Return the one line with which a tracker refuses to start; it does not try again."""
-    tracker = QueueTracker(stage.spark, stage.queue, stage.settings())
-    with pytest.raises(KmqError) as raised:
-        tracker.run()
-    assert tracker.restarts == 0
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
-
-def test_missing_topic_is_reported_with_the_command_that_makes_it(stage: Stage) -> None:
-    topics = stage.layout.topics
-    admin = admin_of(stage)
-    for future in admin.delete_topics([topics.dead_letter_topic]).values():
-        future.result(10)
-    assert wait_until(lambda: topics.dead_letter_topic not in admin.list_topics(timeout=10).topics)
-    line = refusal(stage)
-    assert f"topic {topics.dead_letter_topic!r} does not exist; run `kmq queue create {stage.queue}`" in line
-
-
 def set_clock(stage: Stage, kind: str) -> None:
     """Set which times the markers topic has, and wait until the broker says so."""
     entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
@@ -87,13 +67,6 @@ def is_refused(stage: Stage) -> bool:
     return False
 
 
-def test_markers_topic_with_the_wrong_clock_is_reported_with_its_repair(stage: Stage) -> None:
-    """With CreateTime the tracker would depend on the clock of every consumer."""
-    set_clock(stage, "CreateTime")
-    line = refusal(stage)
-    assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh --alter" in line
-
-
 def test_clock_that_is_changed_under_a_running_tracker_is_trouble_until_it_is_right_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,23 +79,6 @@ def test_clock_that_is_changed_under_a_running_tracker_is_trouble_until_it_is_ri
         with stage.consumer(lease=1) as consumer:
             receive_all(consumer, 1)
             assert wait_until(lambda: not tracker.trouble())
-
-
-def test_unequal_partitions_are_reported_with_the_topic_to_grow(stage: Stage) -> None:
-    grow(stage, 4, stage.layout.topics.queue_topic)
-    assert wait_until(lambda: is_refused(stage))
-    assert f"they must be equal; run `kafka-topics.sh --alter --topic {stage.queue}.markers --partitions 4" in refusal(
-        stage
-    )
-
-
-def test_unreachable_broker_at_the_start_is_reported_at_once(stage: Stage) -> None:
-    settings = stage.settings()
-    nowhere = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "timeout": 1})
-    tracker = QueueTracker(stage.spark, stage.queue, settings.model_copy(update={"kafka": nowhere}))
-    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1: .*; check that the broker runs"):
-        tracker.run()
-    assert tracker.restarts == 0
 
 
 @pytest.mark.slow
