@@ -14,7 +14,6 @@ import pytest
 from kmq_spark.demo.audit import audit
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.tracker.service import TrackerService
-from tests.kafka.conftest import read_all
 from tests.kafka.stage import Stage, receive_all, wait_until
 from tests.limits import COMES_S
 
@@ -110,48 +109,6 @@ def test_cold_start_on_finished_messages_redelivers_none(stage: Stage) -> None:
         consumer.flush()
     assert {message.value for message in again} == {b"late%d" % number for number in range(10)}
     assert audit(stage.layout, stage.bootstrap_servers).redelivered == 10
-
-
-def test_unreadable_marker_is_logged_and_stops_nothing(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """Messages around it are redelivered as usual."""
-    from confluent_kafka import Producer  # noqa: PLC0415  # a foreign writer
-
-    stage.send("a")
-    foreign = Producer({"bootstrap.servers": stage.bootstrap_servers})
-    with stage.tracking() as tracker, stage.consumer() as consumer:
-        for partition in range(2):
-            foreign.produce(stage.layout.topics.markers_topic, b"\xff\xfeno marker", partition=partition)
-        foreign.flush()
-        receive_all(consumer, 1)
-        receive_all(consumer, 1)[0].ack()
-        consumer.flush()
-        assert wait_until(lambda: sum(each.counters["unreadable"] for each in tracker.stats.statuses.values()) == 2)
-    assert "it begins with 'fffe6e6f206d61726b6572'" in caplog.text
-    assert read_all(stage.bootstrap_servers, stage.layout.topics.dead_letter_topic) == []
-    assert tracker.restarts == 0
-
-
-def test_marker_for_messages_that_do_not_exist_is_dropped_with_a_log_line(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    """
-    A START may name any offset; offsets that are not in the topic are dropped and make no dead letters.
-
-    A record of 30 bytes that named 100,000 offsets used to make 100,000 dead letters.
-    """
-    from confluent_kafka import Producer  # noqa: PLC0415  # a foreign writer
-
-    from kmq_spark.core.markers import Marker, MarkerType, OffsetRange  # noqa: PLC0415
-    from kmq_spark.wire.codec import encode_marker  # noqa: PLC0415
-
-    marker = Marker(MarkerType.START, 1, (OffsetRange(987_654, 100_000),), redeliver_after_ms=1_000)
-    foreign = Producer({"bootstrap.servers": stage.bootstrap_servers})
-    with stage.tracking() as tracker:
-        foreign.produce(stage.layout.topics.markers_topic, encode_marker(marker), partition=1)
-        foreign.flush()
-        assert wait_until(lambda: "does not have" in caplog.text)
-        assert wait_until(lambda: sum(each.in_flight for each in tracker.stats.statuses.values()) == 0)
-    assert (tracker.stats.dead_lettered, tracker.restarts) == (0, 0)
 
 
 WORKER = """

@@ -42,7 +42,7 @@ def drop(queue: Queue, count: int) -> None:
         time.sleep(1.5 * LEASE_MS / 1000)
 
 
-def test_messages_that_do_not_exist_make_no_dead_letters(queue: Queue) -> None:
+def test_messages_that_do_not_exist_make_no_dead_letters(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """A START of 30 bytes may name 100,000 messages; those in the topic are redelivered as usual."""
     queue.send("a")
     write(queue, Marker(MarkerType.START, 0, (OffsetRange(0, 5_000),), redeliver_after_ms=1))
@@ -50,3 +50,4 @@ def test_messages_that_do_not_exist_make_no_dead_letters(queue: Queue) -> None:
     assert [track_once(queue.name, settings_of(queue)).redelivered for _ in range(2)] == [1, 0]
     assert read_all(queue.bootstrap_servers, f"{queue.name}.dlq") == []
     assert seen(queue) == [b"a", b"a"]
+    assert "name offsets that the queue topic does not have" in caplog.text
