@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +12,6 @@ from confluent_kafka import Producer
 from kmq_spark.core.fold import fold
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.outcome import PartitionOutcome
-from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.topics import QueueLayout, create_queue_topics
 from kmq_spark.wire.codec import decode_marker, encode_marker
@@ -26,11 +22,8 @@ from tests.builders import start as started
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import wait_until
 from tests.kafka.tracker.senders import new_sender
-from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from confluent_kafka import Message
 
     from tests.kafka.stage import Stage
@@ -167,48 +160,6 @@ def test_message_whose_time_is_over_is_not_sent_again(stage: Stage, log: Log, ex
     )
     assert sorted(log.ended(Outcome.EXPIRED)) == ([at_start] if letters else [over, at_start])
     assert sorted(log.ended(Outcome.DEAD_LETTERED)) == ([over, at_start] if letters else [])
-
-
-def test_worker_without_counts_loses_its_poison_to_the_dead_letters(stage: Stage, log: Log) -> None:
-    """kafka-mq-go's START always has delivery count 1: the count in the message's header is used."""
-    (offset,) = log.send((DELIVERY_COUNT, b"2"))
-    with stage.tracking():
-        log.mark(start(offset))
-        assert wait_until(lambda: len(log.dead_letters()) == 1)
-    (letter,) = log.dead_letters()
-    assert header(letter, DLQ_MESSAGE) == b"delivery limit reached: 3 of 3"
-    assert log.copies() == []
-
-
-KILLED_TRACKER = """
-import sys
-from kmq_spark.cli.main import app
-app(["tracker", "run", sys.argv[1], "--bootstrap-server", sys.argv[2], "--checkpoint-dir", sys.argv[3]])
-"""
-
-
-@pytest.mark.slow  # a tracker in a process of its own; what a kill leaves has its everyday test in tests/faults
-@pytest.mark.parametrize("point", ["tracker.end-sent", "tracker.committed"])
-def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
-    stage: Stage, log: Log, tmp_path: Path, point: str
-) -> None:
-    """`kill -9` during a transaction that drops some messages and sends others, and right after its commit."""
-    dropped = log.send((TTL_MS, b"1"), count=3)
-    kept = log.send(count=3)
-    log.mark(start(dropped[0], 6))
-    time.sleep(LEASE_MS / 1000)
-    command = [sys.executable, "-c", KILLED_TRACKER, stage.queue, stage.bootstrap_servers, str(tmp_path / "killed")]
-    # The first commit signs the group's offsets; the second one is that of the batch.
-    environment = {**os.environ, "KMQ_FAILPOINT": f"{point}:{2 if point == 'tracker.committed' else 1}"}
-    done = subprocess.run(command, env=environment, timeout=ENDS_S, capture_output=True, check=False)
-    assert done.returncode == EXIT_CODE, done.stderr[-2_000:]
-    with stage.tracking():
-        assert wait_until(lambda: len(log.ended(Outcome.REDELIVERED)) == 3)
-        time.sleep(1.0)
-    assert sorted(log.ended(Outcome.EXPIRED)) == dropped
-    assert sorted(log.ended(Outcome.REDELIVERED)) == kept
-    assert sorted(copy.value() or b"" for copy in log.copies()) == [b"m0", b"m1", b"m2"]
-    assert log.dead_letters() == []
 
 
 def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_markers(bootstrap_servers: str) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +12,6 @@ from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.tracker.service import TrackerService
 from tests.kafka.stage import Stage, receive_all, wait_until
 from tests.limits import COMES_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -51,15 +43,6 @@ def test_message_goes_to_dead_letter_after_max_deliveries(stage: Stage) -> None:
     assert counts == [1, 2, 3]
 
 
-def test_rejected_message_goes_to_dead_letter_at_once(stage: Stage) -> None:
-    """A rejection does not wait for the deadline."""
-    stage.send("bad")
-    with stage.tracking(), stage.consumer(lease=60) as consumer:
-        receive_all(consumer, 1)[0].reject("no such account")
-        consumer.flush()
-        assert wait_until(lambda: len(audit(stage.layout, stage.bootstrap_servers).rejected) == 1)
-
-
 def test_tracker_restarted_from_its_checkpoint_sends_nothing_twice(stage: Stage) -> None:
     """Stopped with messages in flight and started again: each is redelivered once."""
     stage.send(*(f"m{number}" for number in range(20)))
@@ -75,86 +58,6 @@ def test_tracker_restarted_from_its_checkpoint_sends_nothing_twice(stage: Stage)
     story = audit(stage.layout, stage.bootstrap_servers)
     assert sorted(message.value or b"" for message in again) == sorted(message.value or b"" for message in held[10:])
     assert (story.redelivered, story.early, story.lost) == (10, 0, set())
-
-
-@pytest.mark.slow
-def test_lost_checkpoint_neither_loses_nor_repeats(stage: Stage) -> None:
-    """A tracker with an empty checkpoint rebuilds its state from the markers topic and repeats no redelivery."""
-    stage.send(*(f"m{number}" for number in range(10)))
-    with stage.consumer() as consumer:
-        with stage.tracking():
-            receive_all(consumer, 10)
-            first_round = receive_all(consumer, 10)  # delivery 2
-            assert {message.delivery_count for message in first_round} == {2}
-        with stage.tracking(checkpoint="another"):
-            second_round = receive_all(consumer, 10, ack=True)  # delivery 3
-            consumer.flush()
-    story = audit(stage.layout, stage.bootstrap_servers)
-    assert {message.delivery_count for message in second_round} == {3}
-    assert (story.redelivered, story.early, story.lost) == (20, 0, set())
-
-
-def test_cold_start_on_finished_messages_redelivers_none(stage: Stage) -> None:
-    """A new tracker that reads a long log of finished messages redelivers none, however old the leases are."""
-    stage.send(*(f"m{number}" for number in range(50)))
-    with stage.consumer(lease=1) as consumer:
-        for message in receive_all(consumer, 50):
-            message.ack()
-        consumer.flush()
-    time.sleep(1.5)
-    with stage.tracking(), stage.consumer(lease=1) as consumer:
-        # What is redelivered shows that the tracker has decided, in both partitions, above all that it had to read.
-        stage.send(*(f"late{number}" for number in range(10)))
-        again = [*receive_all(consumer, 10), *receive_all(consumer, 10, ack=True)]
-        consumer.flush()
-    assert {message.value for message in again} == {b"late%d" % number for number in range(10)}
-    assert audit(stage.layout, stage.bootstrap_servers).redelivered == 10
-
-
-WORKER = """
-import sys, time
-from kmq_spark.consumer.consumer import QueueConsumer
-# The group gives up a member that was killed after three seconds instead of ten.
-extra = {"session.timeout.ms": "3000"}
-consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease=2, extra=extra)
-messages = []
-while len(messages) < 5:
-    messages += consumer.receive(5 - len(messages), timeout=1.0)
-print("holding", flush=True)
-time.sleep(600)
-"""
-
-
-@contextmanager
-def worker_process(stage: Stage) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker that holds five messages and does nothing; it is dead at the end of the block, whatever happens."""
-    command = [sys.executable, "-c", WORKER, stage.bootstrap_servers, stage.queue]
-    worker = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == b"holding\n"
-        yield worker
-    finally:
-        worker.kill()
-        worker.communicate()
-
-
-def test_killed_consumers_messages_come_again_exactly_once(stage: Stage) -> None:
-    """`kill -9` of a process that holds messages under keep-alive: each comes again once, after its lease."""
-    stage.send(*(f"m{number}" for number in range(5)))
-    with stage.tracking(), worker_process(stage) as worker:
-        time.sleep(3.0)  # longer than its lease: keep-alive holds them
-        assert audit(stage.layout, stage.bootstrap_servers).redelivered == 0
-        worker.kill()
-        worker.wait()
-        with stage.consumer() as consumer:
-            again = receive_all(consumer, 5)
-            for message in again:
-                message.ack()
-            consumer.flush()
-    story = audit(stage.layout, stage.bootstrap_servers)
-    assert sorted(message.value or b"" for message in again) == [b"m0", b"m1", b"m2", b"m3", b"m4"]
-    assert (story.redelivered, story.early, story.lost) == (5, 0, set())
 
 
 def test_available_now_run_handles_what_is_due_and_ends(stage: Stage) -> None:
