@@ -18,11 +18,11 @@ from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Status
 from kmq_spark.errors import FencedError
-from kmq_spark.kafka.settings import reader_config, transactional_producer_config
+from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import QueueLayout, create_queue_topics
 from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.wire.codec import decode_marker
-from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN
+from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN
 from tests.builders import decisions_of
 from tests.kafka.conftest import read_all
 from tests.kafka.tracker.senders import new_sender
@@ -115,9 +115,10 @@ def reason_of(record: Message) -> str:
     return reason.decode() if isinstance(reason, bytes) else ""
 
 
-def due(*message_offsets: int, action: DecisionAction = DecisionAction.REDELIVER, partition: int = 0) -> list[Decision]:
-    """Return decisions on messages."""
-    return [Decision(partition, offset, 1, action, DEADLINE_MS, 9, 2_000, 3, "") for offset in message_offsets]
+def due(*message_offsets: int, partition: int = 0) -> list[Decision]:
+    """Return decisions to redeliver messages."""
+    redeliver = DecisionAction.REDELIVER
+    return [Decision(partition, offset, 1, redeliver, DEADLINE_MS, 9, 2_000, 3, "") for offset in message_offsets]
 
 
 def outcome(
@@ -173,72 +174,17 @@ def test_transaction_holds_message_end_and_offsets(place: Place) -> None:
     assert sent.lateness_ms == [message.timestamp()[1] - DEADLINE_MS]
 
 
-def test_dead_letter_has_its_end_too(place: Place) -> None:
-    (offset,) = place.send(b"value")
-    sent = place.sender().deliver([outcome(due(offset, action=DecisionAction.DEAD_LETTER))])
-    ((letter,), (end,)) = place.dead_letters(), place.ends()
-    assert (letter.key(), letter.value(), end.outcome) == (b"k", b"value", Outcome.DEAD_LETTERED)
-    assert (sent.redelivered, sent.dead_lettered, place.messages()) == (0, 1, [])
-
-
-def test_many_decisions_are_cut_into_transactions_and_the_offsets_go_last(place: Place) -> None:
-    offsets = place.send(*(b"%d" % number for number in range(25)))
-    sent = place.sender(max_transaction_messages=10).deliver([outcome(due(*offsets))])
-    assert sent.redelivered == 25
-    assert [record.value() for record in place.messages()] == [b"%d" % number for number in range(25)]
-    # An END a transaction, ten messages each, and a last one for the rest.
-    assert [end.ranges for end in place.ends()] == [((0, 10),), ((10, 10),), ((20, 5),)]
-    assert place.committed().next_offset == 10
-
-
-def test_large_payloads_are_cut_by_their_bytes(place: Place) -> None:
-    offsets = place.send(*(b"x" * 1_000 for _ in range(9)))
-    place.sender(max_transaction_bytes=2_500).deliver([outcome(due(*offsets))])
-    assert [sum(each.count for each in end.ranges) for end in place.ends()] == [3, 3, 3]
-
-
 def test_run_of_decisions_is_cut_where_a_transaction_is_full(place: Place) -> None:
-    """By messages and by bytes; the ENDs show where the transactions begin."""
+    """By messages and by bytes; the ENDs show where the transactions begin, and the offsets go last."""
     first, *_ = place.send(*(b"%d" % number for number in range(25)))
     batch = [outcome(due(first), message_counts=[25])]
     assert place.sender(max_transaction_messages=10).deliver(batch).redelivered == 25
     assert [record.value() for record in place.messages()] == [b"%d" % number for number in range(25)]
     assert [end.ranges for end in place.ends()] == [((0, 10),), ((10, 10),), ((20, 5),)]
+    assert place.committed().next_offset == 10
     first, *_ = place.send(*(b"x" * 1_000 for _ in range(9)))
     place.sender(max_transaction_bytes=2_500).deliver([outcome(due(first), message_counts=[9])])
     assert [end.ranges for end in place.ends()[3:]] == [((first + at, 3),) for at in (0, 3, 6)]
-
-
-def test_messages_of_a_run_that_are_gone_or_expired_do_not_hold_up_the_others(place: Place) -> None:
-    """Retention removed the first two, and the time to live of one is over."""
-    first, second, third = place.send(b"gone", b"gone too", b"kept")
-    place.send(b"expired", headers=[("kmq-expires-at-ms", b"1999")])  # the TICK is at 2_000
-    place.send(b"last")
-    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
-    for future in admin.delete_records([TopicPartition(place.layout.topics.queue_topic, 0, third)]).values():
-        future.result(10)
-    sent = place.sender().deliver([outcome(due(first), message_counts=[5])])
-    assert [record.value() for record in place.messages()] == [b"kept", b"last"]
-    assert [reason_of(letter).partition(" is ")[0][-3:] for letter in place.dead_letters()] == [
-        f"]@{gone}" for gone in (first, second)
-    ]
-    assert (sent.redelivered, sent.dead_lettered, sent.expired, len(sent.lateness_ms)) == (2, 2, 1, 2)
-    found = sorted((place_.first, place_.count, end.outcome) for end in place.ends() for place_ in end.ranges)
-    assert found == [
-        (0, 1, Outcome.DEAD_LETTERED), (1, 1, Outcome.DEAD_LETTERED), (2, 1, Outcome.REDELIVERED),
-        (3, 1, Outcome.EXPIRED), (4, 1, Outcome.REDELIVERED),
-    ]  # fmt: skip
-
-
-def test_second_decision_on_a_message_of_a_run_is_carried_out_too_and_has_its_end(place: Place) -> None:
-    first, *_ = place.send(b"0", b"1", b"2")
-    second = due(first + 1)[0]._replace(delivery_count=2)
-    sent = place.sender().deliver([outcome([*due(first), second], message_counts=[3, 1])])
-    assert sent.redelivered == 4
-    assert [(record.value(), dict(record.headers() or [])[DELIVERY_COUNT]) for record in place.messages()] == [
-        (b"0", b"1"), (b"1", b"1"), (b"2", b"1"), (b"1", b"2"),
-    ]  # fmt: skip
-    assert [end.ranges for end in place.ends()] == [((first, 3),), ((first + 1, 1),)]
 
 
 def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
@@ -254,42 +200,6 @@ def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
     assert (place.messages(), place.ends()) == ([], [])
     assert place.committed().tracker_id == newer.tracker_id
     assert newer.deliver([outcome(due(offset))]).redelivered == 1
-
-
-def test_transaction_of_a_dead_tracker_is_never_seen(place: Place) -> None:
-    """Killed between sending and committing: the next tracker aborts the transaction, and readers see none of it."""
-    (offset,) = place.send(b"value")
-    config = transactional_producer_config(place.bootstrap_servers, place.layout.topics.tracker_group)
-    dead = Producer(config)
-    dead.init_transactions(10)
-    dead.begin_transaction()
-    dead.produce(place.layout.topics.queue_topic, b"never", headers=[(ORIGIN, b"0:0")], partition=0)
-    dead.flush(10)
-    sender = place.sender()
-    assert sender.deliver([outcome(due(offset))]).redelivered == 1
-    assert [record.value() for record in place.messages()] == [b"value"]
-    dead.purge()
-
-
-def test_positions_never_move_backwards(place: Place) -> None:
-    """A batch that is read again after a lost or older checkpoint does not lower the committed offsets."""
-    sender = place.sender(commit_interval=0)
-    sender.deliver([outcome(next_offset=50, needed_offset=40)])
-    sender.deliver([outcome(next_offset=20, needed_offset=10)])
-    assert place.committed()[:2] == (50, 40)
-
-
-def test_idle_tracker_commits_what_was_read_past_the_last_marker(place: Place) -> None:
-    """Otherwise control records of transactions would count as lag indefinitely."""
-    sender = place.sender(commit_interval=0)
-    sender.deliver([outcome(next_offset=10, needed_offset=10)])
-    sender.tend({0: 13})
-    assert place.committed()[:2] == (13, 13)
-    sender.deliver([outcome(next_offset=20, needed_offset=15)])
-    sender.tend({0: 22, 7: 5})
-    assert place.committed()[:2] == (22, 15)
-    sender.tend({0: 21})
-    assert place.committed()[:2] == (22, 15)
 
 
 def test_message_too_large_to_redeliver_becomes_dead_letter_with_its_payload(make_place: Callable[..., Place]) -> None:
@@ -366,19 +276,6 @@ def test_payload_that_fits_nowhere_stays_and_its_dead_letter_names_the_place(
     assert (sent.redelivered, sent.dead_lettered) == (0, 1)
 
 
-def test_payload_that_retention_removed_becomes_dead_letter_with_that_reason(place: Place) -> None:
-    gone, kept = place.send(b"gone", b"kept")
-    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
-    for future in admin.delete_records([TopicPartition(place.layout.topics.queue_topic, 0, kept)]).values():
-        future.result(10)
-    sent = place.sender().deliver([outcome(due(gone, kept))])
-    (letter,) = place.dead_letters()
-    topic = place.layout.topics.queue_topic
-    assert reason_of(letter).startswith(f"payload gone: {topic}[0]@{gone} is not in the topic; raise its retention.ms")
-    assert [record.value() for record in place.messages()] == [b"kept"]
-    assert (sent.redelivered, sent.dead_lettered) == (1, 1)
-
-
 def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> None:
     """Its messages, ENDs and offset, by a client with older metadata."""
     sender = place.sender(commit_interval=0)
@@ -397,14 +294,6 @@ def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> No
     assert sender.deliver(batch).redelivered == 1
     assert [(record.partition(), record.value()) for record in place.messages()] == [(0, b"old"), (2, b"new")]
     assert place.committed(2)[:2] == (3, 4)
-
-
-def test_closing_commits_where_the_tracker_stands(place: Place) -> None:
-    sender = place.sender()
-    sender.deliver([outcome(next_offset=7)])
-    assert place.committed().next_offset == 0  # not due yet
-    sender.close()
-    assert place.committed().next_offset == 7
 
 
 def set_topic(place: Place, topic: str, key: str, value: str) -> None:
