@@ -1,4 +1,4 @@
-"""The tracker of a busy queue pauses between two batches while nothing is due, and stops without a further batch."""
+"""The tracker of a busy queue pauses between two batches while nothing is due."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import pytest
 from confluent_kafka import Producer
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
-from kmq_spark.tracker import pacing, queue_tracker
-from kmq_spark.tracker.queue_tracker import QueueTracker
-from kmq_spark.tracker.ticker import Ticker
+from kmq_spark.tracker import pacing
 from kmq_spark.wire.codec import encode_marker
-from tests.kafka.stage import LEASE_MS, receive_all, wait_until
+from tests.kafka.stage import receive_all, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from tests.kafka.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
-LATE_S = 5.0
-"""Longer than a query takes to its first batch."""
 
 REST_S = 2.0
 HOUR_S = 3_600.0
@@ -70,33 +65,6 @@ def busy_markers(stage: Stage) -> Iterator[None]:
         writer.join()
 
 
-@pytest.mark.slow
-def test_first_batch_of_a_tracker_decides_what_is_due(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However late its first TICKs are, its query starts after them: a batch reads what was there when it began."""
-    monkeypatch.setattr(queue_tracker, "FIRST_TICKS_S", COMES_S)
-    write = Ticker._write
-
-    def write_late(ticker: Ticker, partition: int) -> None:
-        time.sleep(0 if ticker._reported_partitions else LATE_S)
-        write(ticker, partition)
-
-    monkeypatch.setattr(Ticker, "_write", write_late)
-    stage.send("released")
-    with stage.consumer() as consumer:
-        receive_all(consumer, 1)[0].release()
-    redelivered: list[int] = []
-    tracker = QueueTracker(stage.spark, stage.queue, stage.settings())
-    tracker.on_batch = lambda _outcomes, sent: redelivered.append(sent.redelivered)
-    thread = threading.Thread(target=tracker.run)
-    thread.start()
-    try:
-        assert tracker.wait_ready(COMES_S)
-    finally:
-        tracker.stop()
-        thread.join(COMES_S)
-    assert redelivered[0] == 1
-
-
 def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,31 +87,6 @@ def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written
             (late,) = receive_all(other, 1)
             assert (late.value, late.delivery_count) == (b"short", 2)
             late.ack()
-
-
-@pytest.mark.slow
-def test_tracker_of_a_busy_queue_stops_without_a_further_batch_and_loses_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a pause or in a batch: the running batch sends what it decided, and no other one begins to send."""
-    monkeypatch.setattr(pacing, "LONGEST_WATCHED_S", 1.0)
-    values = [str(number) for number in range(20)]
-    stage.send(*values)
-    with busy_markers(stage), stage.consumer() as consumer:
-        assert len(receive_all(consumer, len(values))) == len(values)  # none is settled
-        for wanted in (1, 2, 3):
-            batches = Batches()
-            with stage.tracking() as tracker:
-                tracker.on_batch = batches.count
-                assert wait_until(lambda batches=batches, wanted=wanted: batches.number >= wanted)  # type: ignore[misc]  # a lambda that binds the loop's variables
-                tracker.stop()
-                at_stop = batches.number
-            assert batches.number <= at_stop + 1
-        with stage.tracking():
-            again = receive_all(consumer, len(values), ack=True)
-            assert sorted(message.value or b"" for message in again) == sorted(value.encode() for value in values)
-            assert [message.delivery_count for message in again] == [2] * len(values)
-            assert consumer.receive(1, timeout=LEASE_MS / 1000) == []
 
 
 def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(
@@ -181,12 +124,3 @@ def test_tracker_that_gives_way_pauses_after_its_batch_until_it_need_not(stage: 
         assert batches.number <= 2  # the one that gives way, and one that was under way before
         tracker.gives_way_s, at_first = 0.0, batches.number
         assert wait_until(lambda: batches.number > at_first + 1)
-
-
-@pytest.mark.slow
-def test_tracker_that_gives_way_stops_at_once(stage: Stage) -> None:
-    batches = Batches()
-    with busy_markers(stage), stage.tracking() as tracker:
-        tracker.gives_way_s = HOUR_S
-        tracker.on_batch = batches.count
-        assert wait_until(lambda: batches.number == 1)
