@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
+from kmq_spark.config import Settings, load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import Marker, MarkerType
@@ -20,6 +22,7 @@ from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.tracker.once import track_once
 from kmq_spark.wire.codec import decode_marker
 from tests.limits import COMES_S
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from kmq_spark.tracker.stats import TrackerStats
     from tests.kafka.stage import Stage
 
 _numbers = itertools.count()
@@ -115,6 +119,30 @@ def wait_until(condition: Callable[[], bool], timeout: float = COMES_S) -> bool:
     while not condition() and time.monotonic() < until:
         time.sleep(0.02)
     return condition()
+
+
+def settings_of(queue: Queue, **tracker: object) -> Settings:
+    """Return the settings of a tracker."""
+    return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}, "tracker": tracker})
+
+
+def track(queue: Queue, **tracker: object) -> TrackerStats:
+    """Redeliver or dead-letter what is due, once."""
+    return track_once(queue.name, settings_of(queue, **tracker))
+
+
+def drop(queue: Queue, count: int) -> None:
+    """Take messages and let their leases run out."""
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
+        receive_all(consumer, count)
+        time.sleep(1.5)
+
+
+def remove_markers(queue: Queue) -> None:
+    """Remove every marker, as retention does."""
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(f"{queue.name}.markers", 0, -1)]).values():
+        future.result(10)
 
 
 @contextmanager

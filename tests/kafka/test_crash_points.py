@@ -6,22 +6,16 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
 
-from kmq_spark.config import load_settings
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import check_queue, create_queue_topics
-from kmq_spark.tracker.once import track_once
-from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, seen, wait_until
+from tests.kafka.conftest import Queue, consumer_of, covered, drop, read_all, receive_all, seen, track, wait_until
 from tests.kafka.stage import put_rules
 from tests.limits import ENDS_S
-
-if TYPE_CHECKING:
-    from kmq_spark.config import Settings
 
 pytestmark = [pytest.mark.kafka]
 
@@ -49,11 +43,6 @@ def run(program: list[str], point: str = "") -> int:
     return done.returncode
 
 
-def settings_of(queue: Queue) -> Settings:
-    """Return the settings of a tracker."""
-    return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}})
-
-
 @pytest.mark.parametrize(
     ("point", "what"), [("consumer.renewal-sent", "renews"), ("consumer.extension-sent", "extends")]
 )
@@ -66,11 +55,11 @@ def test_consumer_killed_as_it_renews_leaves_its_messages_to_the_tracker(queue: 
     redelivered: list[int] = []
 
     def all_redelivered() -> bool:
-        redelivered.append(track_once(queue.name, settings_of(queue)).redelivered)
+        redelivered.append(track(queue).redelivered)
         return sum(redelivered) >= started
 
     assert wait_until(all_redelivered)
-    assert track_once(queue.name, settings_of(queue)).redelivered == 0
+    assert track(queue).redelivered == 0
     assert len(seen(queue)) == 2 + started
 
 
@@ -95,12 +84,10 @@ def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: 
     for value in (b"small", large):
         producer.produce(name, value, partition=0)
     producer.flush(10)
-    with consumer_of(queue, lease=1, max_lease=1) as consumer:
-        receive_all(consumer, 2)
-        time.sleep(1.5)
+    drop(queue, 2)
     command = ["-m", "kmq_spark.cli.main", "tracker", "once", name, "--bootstrap-server", bootstrap_servers]
     assert run(command, "tracker.aborting") == EXIT_CODE
-    ended = [track_once(name, settings_of(queue)) for _ in range(2)]
+    ended = [track(queue) for _ in range(2)]
     assert [(each.redelivered, each.dead_lettered) for each in ended] == [(1, 1), (0, 0)]
     assert seen(queue) == [b"small", large, b"small"]
     assert [record.value() for record in read_all(bootstrap_servers, f"{name}.dlq")] == [large]

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kmq_spark import BatchFailed
-from kmq_spark.config import load_settings
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.dlq.dead_letters import list_dead_letters
 from kmq_spark.errors import LeaseLostError, UsageError
-from kmq_spark.tracker.once import track_once
-from tests.kafka.conftest import Queue, consumer_of, covered, read_all, wait_until
+from tests.kafka.conftest import Queue, consumer_of, covered, read_all, track, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -26,11 +24,6 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.worker import RunSummary
 
 pytestmark = pytest.mark.kafka
-
-
-def track(queue: Queue) -> None:
-    """Redeliver what is due, once."""
-    track_once(queue.name, load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}}))
 
 
 def receive(consumer: QueueConsumer, count: int, **options: Any) -> Batch:

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.topics import create_queue_topics
-from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
+from tests.kafka.conftest import Queue, consumer_of, receive_all, remove_markers, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,13 +39,6 @@ def delete_group(queue: Queue, suffix: str = "") -> None:
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     group = f"kmq.{queue.name}{suffix}"
     admin.delete_consumer_groups([group])[group].result(10)
-
-
-def remove_markers(queue: Queue) -> None:
-    """Remove every marker, as retention does."""
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    for future in admin.delete_records([TopicPartition(f"{queue.name}.markers", 0, -1)]).values():
-        future.result(10)
 
 
 def test_group_that_has_lost_its_offsets_continues_with_the_first_message_that_was_never_started(

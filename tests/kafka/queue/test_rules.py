@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,13 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from typer.testing import CliRunner
 
 from kmq_spark.cli.main import app
-from kmq_spark.config import Settings, load_settings
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import ConfigError
 from kmq_spark.kafka.queue_rules import create_queue, read_rules
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.tracker.once import track_once
 from kmq_spark.tracker.parts import sender_of
-from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, seen, wait_until
+from tests.kafka.conftest import Queue, consumer_of, drop, read_all, seen, settings_of, track, wait_until
 from tests.kafka.stage import put_rules
-from tests.kafka.stage import receive_all as stage_receive
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -30,28 +26,13 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from tests.kafka.stage import Stage
 
 pytestmark = pytest.mark.kafka
-
-LEASE_MS = 1_000
-
-
-def settings_of(queue: Queue) -> Settings:
-    """Return the settings of a tracker."""
-    return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}})
 
 
 def put(queue: Queue, expected_version: int = 0, **rules: object) -> None:
     """Write rules of a queue; those not named have their defaults."""
     put_rules(queue.name, queue.bootstrap_servers, expected_version, **rules)
-
-
-def drop(queue: Queue, count: int) -> None:
-    """Take messages and let their leases run out."""
-    with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
-        receive_all(consumer, count)
-        time.sleep(1.5 * LEASE_MS / 1000)
 
 
 def test_rules_are_read_as_they_were_written_and_a_stale_change_is_refused(queue: Queue) -> None:
@@ -77,7 +58,7 @@ def test_limit_is_that_of_the_queue(queue: Queue) -> None:
     queue.send("a")
     put(queue, max_deliveries=1)
     drop(queue, 1)
-    ended = track_once(queue.name, settings_of(queue))
+    ended = track(queue)
     assert (ended.redelivered, ended.dead_lettered) == (0, 1)
     (letter,) = read_all(queue.bootstrap_servers, f"{queue.name}.dlq")
     assert dict(letter.headers())["__dlq.errors.message"] == b"delivery limit reached: 1 of 1"
@@ -96,12 +77,12 @@ def test_message_keeps_the_backoff_of_its_start_though_a_tracker_without_state_c
     without any state, behind the RULES marker of the first.
     """
     put(queue, backoff="constant", backoff_initial=3_600, backoff_max=3_600)
-    assert track_once(queue.name, settings_of(queue)).redelivered == 0
+    assert track(queue).redelivered == 0
     queue.send("a")
     drop(queue, 1)
-    assert track_once(queue.name, settings_of(queue)).redelivered == 0
+    assert track(queue).redelivered == 0
     put(queue, 1, backoff="none")
-    assert [track_once(queue.name, settings_of(queue)).redelivered for _ in range(2)] == [0, 0]
+    assert [track(queue).redelivered for _ in range(2)] == [0, 0]
     assert seen(queue) == [b"a"]
 
 
@@ -123,19 +104,6 @@ def test_change_goes_into_the_log_of_a_tracker_that_runs(make_queue: Callable[..
         assert versions() == [(0, 1), (1, 1)]
     finally:
         sender.close()
-
-
-@pytest.mark.spark
-def test_change_takes_effect_while_the_tracker_runs(stage: Stage) -> None:
-    """The delivery limit changes from three to one, without a restart."""
-    with stage.tracking(), stage.consumer() as consumer:
-        stage.put_rules(max_deliveries=1)
-        log = Queue(stage.queue, stage.bootstrap_servers)
-        assert wait_until(lambda: len(log.markers(MarkerType.RULES)) == 2 * stage.layout.partition_count)
-        stage.send("only")
-        assert [message.value for message in stage_receive(consumer, 1)] == [b"only"]
-        topic = stage.layout.topics.dead_letter_topic
-        assert wait_until(lambda: b"only" in {each.value() for each in read_all(stage.bootstrap_servers, topic)})
 
 
 def kmq(queue: Queue, *arguments: str) -> Result:

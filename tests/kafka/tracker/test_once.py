@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from kmq_spark.config import Settings, load_settings
-from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.tracker.once import track_once
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.errors import KmqError
 from kmq_spark.wire.codec import encode_marker
-from tests.kafka.conftest import consumer_of, read_all, receive_all, seen
+from tests.kafka.conftest import consumer_of, drop, read_all, receive_all, remove_markers, seen, track
 from tests.kafka.stage import put_rules
 
 if TYPE_CHECKING:
@@ -25,27 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.kafka
 
-LEASE_MS = 1_000
 KILLED = 137
 """Exit code of a process that a crash point ended."""
-
-
-def settings_of(queue: Queue, **tracker: object) -> Settings:
-    """Return the settings of a tracker."""
-    return load_settings(
-        None,
-        {
-            "kafka": {"bootstrap_servers": queue.bootstrap_servers},
-            "tracker": {"max_markers_per_batch": 3, **tracker},
-        },
-    )
-
-
-def drop(queue: Queue, count: int) -> None:
-    """Take messages and let their leases run out."""
-    with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
-        receive_all(consumer, count)
-        time.sleep(1.5 * LEASE_MS / 1000)
 
 
 def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: Callable[..., Queue]) -> None:
@@ -53,15 +33,15 @@ def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: 
     queue = make_queue(2)
     put_rules(queue.name, queue.bootstrap_servers, max_deliveries=2)
     queue.send(*"abcdef")
-    with consumer_of(queue, lease=LEASE_MS / 1000, max_lease=LEASE_MS / 1000) as consumer:
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
         for message in receive_all(consumer, 6, max_messages=1):
             if message.value in {b"a", b"c", b"e"}:
                 message.ack()
-        time.sleep(1.5 * LEASE_MS / 1000)
-    assert [track_once(queue.name, settings_of(queue)).redelivered for _ in range(3)] == [3, 0, 0]
+        time.sleep(1.5)
+    assert [track(queue, max_markers_per_batch=3).redelivered for _ in range(3)] == [3, 0, 0]
     assert sorted(seen(queue)) == sorted(b"%c" % letter for letter in b"abcdefbdf")
     drop(queue, 3)
-    ended = [track_once(queue.name, settings_of(queue)) for _ in range(2)]
+    ended = [track(queue, max_markers_per_batch=3) for _ in range(2)]
     assert [(each.redelivered, each.dead_lettered) for each in ended] == [(0, 3), (0, 0)]
     assert sorted(record.value() for record in read_all(queue.bootstrap_servers, f"{queue.name}.dlq")) == [
         b"b",
@@ -74,19 +54,22 @@ def test_message_that_is_held_is_left_alone(queue: Queue) -> None:
     queue.send("held")
     with consumer_of(queue, lease=60) as consumer:
         receive_all(consumer, 1)[0]
-        assert track_once(queue.name, settings_of(queue)).redelivered == 0
+        assert track(queue).redelivered == 0
     assert seen(queue) == [b"held"]
 
 
-@pytest.mark.parametrize("point", [pytest.param("tracker.batch", marks=pytest.mark.slow), "tracker.delivered"])
-def test_kill_in_the_middle_sends_nothing_twice_and_loses_nothing(queue: Queue, point: str) -> None:
+def test_kill_in_the_middle_sends_nothing_twice_and_loses_nothing(queue: Queue) -> None:
     queue.send("a", "b")
     drop(queue, 2)
     command = [sys.executable, "-m", "kmq_spark.cli.main", "tracker", "once", queue.name]
-    environment = {**os.environ, "KMQ_FAILPOINT": point, "KMQ_KAFKA__BOOTSTRAP_SERVERS": queue.bootstrap_servers}
+    environment = {
+        **os.environ,
+        "KMQ_FAILPOINT": "tracker.delivered",
+        "KMQ_KAFKA__BOOTSTRAP_SERVERS": queue.bootstrap_servers,
+    }
     killed = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert killed.returncode == KILLED, killed.stderr
-    track_once(queue.name, settings_of(queue))
+    track(queue)
     assert sorted(seen(queue)) == [b"a", b"a", b"b", b"b"]
 
 
@@ -97,7 +80,34 @@ def test_unreadable_record_is_ignored_and_the_rest_is_done(queue: Queue) -> None
     assert stranger.flush(10) == 0
     queue.send("a")
     drop(queue, 1)
-    assert track_once(queue.name, settings_of(queue)).redelivered == 1
+    assert track(queue).redelivered == 1
+
+
+def test_messages_that_do_not_exist_make_no_dead_letters(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """A START of 30 bytes may name 100,000 messages; those in the topic are redelivered as usual."""
+    queue.send("a")
+    forged = Marker(MarkerType.START, 0, (OffsetRange(0, 5_000),), redeliver_after_ms=1)
+    stranger = Producer({"bootstrap.servers": queue.bootstrap_servers})
+    stranger.produce(f"{queue.name}.markers", encode_marker(forged), partition=0)
+    assert stranger.flush(10) == 0
+    time.sleep(0.1)
+    assert [track(queue).redelivered for _ in range(2)] == [1, 0]
+    assert read_all(queue.bootstrap_servers, f"{queue.name}.dlq") == []
+    assert seen(queue) == [b"a", b"a"]
+    assert "name offsets that the queue topic does not have" in caplog.text
+
+
+def test_markers_that_were_removed_unread_are_refused_until_an_operator_goes_on_without_them(queue: Queue) -> None:
+    """The group has no offsets, as after a week of silence: refused at the second start too."""
+    queue.send("lost")
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+    remove_markers(queue)
+    for _ in range(2):
+        with pytest.raises(KmqError, match=r"no committed offset.*FAIL_ON_REMOVED_MARKERS=false"):
+            track(queue)
+    track(queue, fail_on_removed_markers=False)
+    track(queue)
 
 
 def write_markers(queue: Queue, *markers: Marker) -> None:
@@ -116,8 +126,7 @@ def test_terms_of_trackers_that_are_gone_decide_nothing(queue: Queue) -> None:
     ticks = Marker(MarkerType.TICK), Marker(MarkerType.TICK, term=17)
     terms = [Marker(MarkerType.TERM, consumer_id=f"gone-{number}", term=number) for number in range(100, 10_100)]
     write_markers(queue, *ticks, *terms, terms[-1], *ticks, Marker(MarkerType.TICK, term=10_099))
-    settings = settings_of(queue, max_markers_per_batch=100_000)
-    assert [track_once(queue.name, settings).redelivered for _ in range(2)] == [2, 0]
+    assert [track(queue, max_markers_per_batch=100_000).redelivered for _ in range(2)] == [2, 0]
     assert sorted(seen(queue)) == [b"a", b"a", b"b", b"b"]
 
 
