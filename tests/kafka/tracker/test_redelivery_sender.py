@@ -24,7 +24,7 @@ from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN
 from tests.builders import decisions_of
-from tests.kafka.conftest import read_all
+from tests.kafka.conftest import read_all, wait_until
 from tests.kafka.tracker.senders import new_sender
 from tests.limits import COMES_S
 
@@ -315,3 +315,33 @@ def test_message_id_of_a_decision_is_the_queues_not_the_markers(make_place: Call
     ((end, record),) = [each for each in markers if each[0].type is MarkerType.END]
     assert record.partition() == 0
     assert MessageId(end.queue_partition, end.ranges[0].first) == MessageId(1, offset)
+
+
+def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(place: Place) -> None:
+    """The old tracker commits its offset for the new topic, which is longer: only the topic id shows the difference."""
+    topics, servers = place.layout.topics, place.bootstrap_servers
+    write_unreadable(place, 5)
+    old = place.sender(commit_interval=0)
+    old.deliver([outcome(next_offset=5, needed_offset=5)])
+    admin = AdminClient({"bootstrap.servers": servers})
+    for future in admin.delete_topics(list(topics.all_topics)).values():
+        future.result()
+    assert wait_until(lambda: topics.queue_topic not in admin.list_topics(timeout=10).topics)
+    create_queue_topics(topics.queue_topic, bootstrap_servers=servers, partitions=1)
+    write_unreadable(place, 20)
+    old.tend({0: 5})
+    sender = new_sender(place.layout, servers)
+    try:
+        resume = sender.open()
+    finally:
+        sender.close()
+    assert resume.is_other_topic
+    assert dict(resume.starting_offsets) == {0: 0}
+
+
+def write_unreadable(place: Place, count: int) -> None:
+    """Write records to the markers topic."""
+    client = Producer({"bootstrap.servers": place.bootstrap_servers})
+    for _ in range(count):
+        client.produce(place.layout.topics.markers_topic, b"?")
+    client.flush(10)
