@@ -145,25 +145,6 @@ def test_signal_while_spark_starts_ends_it_too(
 
 
 @pytest.mark.slow
-def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
-    queue: Queue, start: Callable[..., Tracker], tmp_path: Path
-) -> None:
-    """The newer one ends with exit code 0 when it is asked to."""
-    older = start(*arguments_of(queue, tmp_path / "one"))
-    older.wait_ready()
-    newer = start(*arguments_of(queue, tmp_path / "another"))
-    newer.wait_ready()
-    exit_code, _ = older.wait_end()
-    (line,) = older.error_lines()
-    assert exit_code == 1
-    assert f" of {queue.name} was fenced: newer tracker kmq-tracker-" in line
-    assert line.endswith("has taken over; this one ends")
-    newer.process.terminate()
-    exit_code, event = newer.wait_end()
-    assert (exit_code, event["event"], newer.error_lines()) == (0, "ended", [])
-
-
-@pytest.mark.slow
 def test_tracker_that_was_killed_is_distinguished_from_one_that_idles_and_one_that_was_stopped(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
@@ -224,17 +205,6 @@ def test_tracker_without_its_topics_names_the_command_that_makes_them(
     (line,) = tracker.error_lines()
     assert exit_code == 1
     assert "topic 'not-there' does not exist; run `kmq queue create not-there`" in line
-
-
-def test_unknown_key_is_a_usage_error(bootstrap_servers: str, start: Callable[..., Tracker], tmp_path: Path) -> None:
-    file = tmp_path / "kmq.toml"
-    file.write_text(f"[kafka]\nbootstrap_servers = '{bootstrap_servers}'\n[tracker]\ncheckpoint = 'x'")
-    tracker = start("orders", "--config", str(file))
-    exit_code, _ = tracker.wait_end()
-    (line,) = tracker.error_lines()
-    assert exit_code == 2
-    assert "unknown setting: got 'tracker.checkpoint'" in line
-    assert line.endswith("; did you mean 'checkpoint_dir'?")
 
 
 @pytest.mark.slow
