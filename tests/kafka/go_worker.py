@@ -1,8 +1,6 @@
 """
 A worker that speaks the wire of kafka-mq-go, so that its Go workers are tested where no Go program can be fetched.
 
-    python -m tests.kafka.go_worker 127.0.0.1:9092 orders emails   # holds what it gets until it is killed
-
 Rule 1: written from its wire, with nothing of our codec: what both agree on was not agreed on by one piece of code.
 Rule 2: one message at a time, as its consumer: filter by key, START durable, position committed, then the handler.
 
@@ -12,7 +10,6 @@ Source: kafka-mq-go `queue/internal/mqclient.go`, `queue/internal/markerproducer
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -70,10 +67,9 @@ class GoWorker:
         """Leave the group; what is held is not given back."""
         self._consumer.close()
 
-    def send(self, payload: bytes, partition: int = -1) -> None:
-        """Send a message to its queue; to a partition where the test wants one."""
-        chosen = {"partition": partition} if partition >= 0 else {}
-        _produce(self._messages, self._queue, self._key, payload, **chosen)
+    def send(self, payload: bytes) -> None:
+        """Send a message to its queue."""
+        _produce(self._messages, self._queue, self._key, payload)
 
     def receive(self, timeout_s: float = COMES_S) -> GoMessage | None:
         """Return the next message of its queue, started and committed; None where none comes in time."""
@@ -91,10 +87,6 @@ class GoWorker:
             self._consumer.commit(asynchronous=False)
             return message
         return None
-
-    def keep_alive(self, message: GoMessage) -> None:
-        """Renew, as it does at every half of its lease."""
-        self._mark(keep_alive_marker(message.partition, message.offset, self._lease_ms))
 
     def ack(self, message: GoMessage) -> None:
         """End it; its `Nack` does the same."""
@@ -143,7 +135,7 @@ def _varint(value: int) -> bytes:
     return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
 
 
-def _produce(producer: Producer, topic: str, key: bytes, value: bytes, **options: Any) -> None:
+def _produce(producer: Producer, topic: str, key: bytes, value: bytes) -> None:
     failed: list[Any] = []
     delivered = threading.Event()
 
@@ -151,25 +143,8 @@ def _produce(producer: Producer, topic: str, key: bytes, value: bytes, **options
         failed.extend([error] if error is not None else [])
         delivered.set()
 
-    producer.produce(topic, value, key, on_delivery=report, **options)
+    producer.produce(topic, value, key, on_delivery=report)
     while not delivered.is_set():
         producer.poll(0.1)
     if failed:
         raise KafkaException(failed[0])
-
-
-def main() -> None:
-    """Hold the first message, renewing it, until this process is killed."""
-    bootstrap_servers, queue, queue_id = sys.argv[1:]
-    with GoWorker(bootstrap_servers, queue, queue_id) as worker:
-        message = None
-        while message is None:
-            message = worker.receive()
-        print("holding", message.payload.hex(), flush=True)  # noqa: T201  # read by the test
-        while True:
-            time.sleep(0.5)
-            worker.keep_alive(message)
-
-
-if __name__ == "__main__":
-    main()

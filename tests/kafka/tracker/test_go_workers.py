@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DELIVERY_COUNT, PREVIOUS
 from tests.kafka.conftest import read_all
 from tests.kafka.go_worker import GoWorker, group_of
-from tests.kafka.stage import LEASE_MS, wait_until
+from tests.kafka.stage import LEASE_MS
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from tests.kafka.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
-GO_LEASE_MS = 1_000
 
 
 class Copy(NamedTuple):
@@ -80,75 +76,6 @@ def test_message_that_a_go_worker_drops_comes_again_and_not_before_its_deadline(
     redelivered = copies(stage)
     assert [emails.encode()] * 3 == [copy.record.key() for copy in redelivered]
     assert min(copy.late_ms for copy in redelivered) >= 0
-    assert audit(stage.layout, stage.bootstrap_servers).lost == set()
-
-
-@pytest.mark.slow
-def test_markers_of_one_queue_partition_lie_in_several_markers_partitions(stage: Stage) -> None:
-    """Go workers choose the markers partition by key: each message is still redelivered once and ended once."""
-    # Fixed names, since a hash of the name chooses the partition: of these, three go to each.
-    ids = [f"several-{letter}" for letter in "abcdef"]
-    workers = [GoWorker(stage.bootstrap_servers, stage.queue, each) for each in ids]
-    with stage.tracking():
-        for worker in workers:
-            worker.send(b"done", partition=0)
-            worker.send(b"dropped", partition=0)
-        for worker in workers:
-            done, dropped = worker.receive(), worker.receive()
-            assert done is not None
-            assert dropped is not None
-            worker.ack(done)
-        for worker in workers:
-            again = worker.receive()
-            assert again is not None
-            assert again.payload == b"dropped"
-            worker.ack(again)
-            worker.__exit__(None, None, None)
-        time.sleep(GO_LEASE_MS / 1_000 + 1.0)  # nothing that was ended comes again
-    markers = read_all(stage.bootstrap_servers, f"{stage.queue}.markers")
-    go_markers = [each for each in markers if each.key() is not None]
-    assert {0} == {decode_marker(each.value()).queue_partition for each in go_markers}
-    assert {0, 1} == {each.partition() for each in go_markers}
-    assert sorted(each.encode() for each in ids) == sorted(copy.record.key() or b"" for copy in copies(stage))
-    assert audit(stage.layout, stage.bootstrap_servers).lost == set()
-
-
-@contextmanager
-def worker_process(stage: Stage, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker that holds one message under its keep-alive; it is dead at the end of the block."""
-    command = [sys.executable, "-m", "tests.kafka.go_worker", stage.bootstrap_servers, stage.queue, name]
-    worker = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert worker.stdout is not None
-        assert worker.stdout.readline().startswith(b"holding ")
-        yield worker
-    finally:
-        worker.kill()
-        worker.communicate()
-
-
-@pytest.mark.slow
-def test_killed_go_workers_message_comes_again_once_and_its_keep_alive_held_it_till_then(stage: Stage) -> None:
-    """`kill -9` of a worker that held a message for several leases: redelivered once, after the last KEEPALIVE."""
-    held = queue_id("held")
-    with stage.tracking():
-        with GoWorker(stage.bootstrap_servers, stage.queue, held) as sender:
-            sender.send(b"hold me")
-        with worker_process(stage, held) as worker:
-            time.sleep(3 * GO_LEASE_MS / 1_000)
-            assert copies(stage) == []
-            worker.kill()
-            worker.wait()
-            # The group waits for the dead one's session; the tracker does not.
-            assert wait_until(lambda: len(copies(stage)) == 1)
-        with GoWorker(stage.bootstrap_servers, stage.queue, held) as successor:
-            again = successor.receive()
-            assert again is not None
-            successor.ack(again)
-            time.sleep(GO_LEASE_MS / 1_000 + 1.0)
-    (copy,) = copies(stage)
-    assert (held.encode(), b"hold me") == (copy.record.key(), copy.record.value())
-    assert copy.late_ms >= 0
     assert audit(stage.layout, stage.bootstrap_servers).lost == set()
 
 
