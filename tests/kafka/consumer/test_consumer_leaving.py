@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from kmq_spark.core.markers import MarkerType, MessageId
+from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import LeaseLostError, UsageError
 from kmq_spark.kafka.lookups import EARLIEST, offsets_of
 from kmq_spark.kafka.settings import admin_config
@@ -66,22 +66,6 @@ def test_held_messages_stay_held_when_their_partition_goes_to_another(make_queue
             assert got == [b"new", b"new"]
     ended = [offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker)]
     assert sorted(ended) == [0, 0, 1, 1, 2, 2]
-
-
-def test_grown_queue_is_received_from_without_a_restart(make_queue: Callable[..., Queue]) -> None:
-    queue = make_queue(partitions=1)
-    extra = {"topic.metadata.refresh.interval.ms": "500"}
-    with consumer_of(queue, extra=extra) as consumer:
-        queue.send("a")
-        receive_all(consumer, 1)
-        grow(queue, 2)
-        queue.send("b", partition=1)
-        (message,) = receive_all(consumer, 1)
-        assert message.id == MessageId(1, 0)
-        message.ack()
-        consumer.flush()
-    (end,) = [each for each in queue.markers(MarkerType.END) if each.marker_partition == 1]
-    assert covered(end.marker) == [0]
 
 
 def test_client_that_knew_the_older_partitions_finds_the_offsets_of_a_new_one(make_queue: Callable[..., Queue]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -14,7 +12,7 @@ from kmq_spark.consumer import admission
 from kmq_spark.core.markers import MarkerType
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, stopped_if_it_hangs, wait_until
 from tests.kafka.consumer.test_delivery_control_consumer import deferrals, write
-from tests.limits import COMES_S, ENDS_S
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
@@ -138,39 +136,3 @@ def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue, monk
         consumer.run(handler, concurrency=4)
     assert done[:20] == [b"good"] * 20
     assert [offsets for offsets, _, _ in deferrals(queue)] == [[1]]
-
-
-PROGRAM = """
-import os, sys
-from kmq_spark.consumer.consumer import QueueConsumer
-consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], extra={"session.timeout.ms": "3000"})
-while True:
-    for message in consumer.receive(10, timeout=1.0):
-        if message.value == b"mean":
-            os.kill(os.getpid(), 9)
-        message.ack()
-"""
-
-
-def test_process_killed_by_a_suspect_holds_nothing_else(queue: Queue) -> None:
-    """`kill -9` inside the handler: every other message is either acknowledged or was never started."""
-    write(queue, "mean", silent_count=2, delivery_count=2)
-    write(queue, *"ab")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, queue.name, queue.bootstrap_servers], timeout=ENDS_S, check=False
-    )
-    assert done.returncode == -9
-    (start,) = queue.markers()
-    assert (covered(start.marker), start.marker.delivery_count) == ([0], 3)
-    with consumer_of(queue, extra={"session.timeout.ms": "6000"}) as other:
-        innocent: list[Message] = []
-        until = time.monotonic() + COMES_S
-        while len(innocent) < 2 and time.monotonic() < until:
-            for message in other.receive(5, timeout=1):
-                # Killed before its position was committed: the suspect is fetched once more, and goes first.
-                if message.value == b"mean":
-                    assert not innocent
-                    message.ack()
-                else:
-                    innocent.append(message)
-        assert [(each.value, each.delivery_count) for each in innocent] == [(b"a", 1), (b"b", 1)]

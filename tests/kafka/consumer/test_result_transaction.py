@@ -17,7 +17,7 @@ from kmq_spark.errors import LeaseLostError
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, wait_until
-from tests.kafka.consumer.test_delivery_control_consumer import deferrals
+from tests.kafka.consumer.test_ahead import MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,9 +202,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
-    queue: Queue, make_queue: Callable[..., Queue]
-) -> None:
+def test_results_take_the_options_of_a_producer(queue: Queue, make_queue: Callable[..., Queue]) -> None:
     by_producer, by_transaction = make_queue(), make_queue()
     with QueueProducer(by_producer.name, bootstrap_servers=queue.bootstrap_servers) as producer:
         for options in OPTIONS:
@@ -222,14 +220,6 @@ def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
     )
     assert first == second
     assert len(second) == 3
-    with consumer_of(by_transaction, logical_queue="emails") as emails, consumer_of(by_transaction) as others:
-        assert emails.receive(5, timeout=2.0) == []
-        assert [each.id.message_offset for each in receive_all(others, 1)] == [2]
-    # Its own instant, and the one that has passed: neither is handed out by the consumer that fetches it.
-    record = read_all(queue.bootstrap_servers, by_transaction.name)[0]
-    due = {offsets[0]: due_at_ms for offsets, due_at_ms, _ in deferrals(by_transaction)}
-    assert sorted(due) == [0, 1]
-    assert 0 <= due[0] - (record.timestamp()[1] + 1_500) < 100
 
 
 def test_transaction_commits_only_after_the_offsets_of_its_messages(
@@ -264,8 +254,7 @@ def test_consumer_that_has_left_its_group_without_its_offsets_commits_no_transac
 ) -> None:
     """The lease still holds the message, but another consumer has fetched it again: its result appears once."""
     queue.send("a", "b")
-    short = {"max.poll.interval.ms": "6000", "session.timeout.ms": "6000"}
-    extra = {"max.poll.interval.ms": "6000", "group.protocol": "consumer"} if protocol == "consumer" else short
+    extra = MEMBERS[protocol]
     with consumer_of(queue, extra=extra) as first:
         receive_all(first, 1)[0].ack()
         assert wait_until(lambda: queue.committed() == {0: 1})
