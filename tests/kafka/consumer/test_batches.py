@@ -11,8 +11,7 @@ import pytest
 
 from kmq_spark import BatchFailed
 from kmq_spark.core.markers import MarkerType, Outcome
-from kmq_spark.dlq.dead_letters import list_dead_letters
-from kmq_spark.errors import LeaseLostError, UsageError
+from kmq_spark.errors import UsageError
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, track, wait_until
 from tests.limits import COMES_S
 
@@ -125,19 +124,6 @@ def test_exactly_what_failed_comes_again(queue: Queue) -> None:
     assert drained(queue) == {b"3": 1, b"7": 1, b"11": 1}
 
 
-def test_rejected_messages_are_dead_letters(queue: Queue) -> None:
-    queue.send(*"abc")
-    with consumer_of(queue) as consumer:
-        batch = receive(consumer, 3)
-        batch.reject({1: "no address"})
-        batch.ack()
-    assert (ends(queue), ends(queue, Outcome.REJECTED)) == ([0, 2], [1])
-    track(queue)
-    letters = list(list_dead_letters(queue.name, bootstrap_servers=queue.bootstrap_servers))
-    assert [(letter.value, letter.reason) for letter in letters] == [(b"b", "no address")]
-    assert drained(queue) == {}
-
-
 def test_handler_that_returns_acknowledges_the_batch(queue: Queue) -> None:
     queue.send(*map(str, range(250)))
     sizes: list[int] = []
@@ -215,17 +201,6 @@ def test_drain_gives_unseen_batches_back_uncounted(queue: Queue) -> None:
     assert len(given_back) == summary.unseen
     track(queue)
     assert sum(drained(queue).values()) == 30
-
-
-def test_close_releases_what_is_left_of_a_batch(queue: Queue) -> None:
-    queue.send(*"abc")
-    with consumer_of(queue) as consumer:
-        batch = receive(consumer, 3)
-        batch.ack([1])
-    with pytest.raises(LeaseLostError, match="leases of 2 of 3 messages of the batch are lost: the consumer"):
-        batch.ack()
-    track(queue)
-    assert drained(queue) == {b"a": 1, b"c": 1}
 
 
 def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, results: Queue) -> None:

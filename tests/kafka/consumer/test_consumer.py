@@ -10,11 +10,9 @@ import pytest
 
 from kmq_spark.consumer import marker_writer
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.core.markers import MarkerType, Outcome
-from kmq_spark.errors import ConfigError, KafkaClientError, LeaseLostError, TopicError, UsageError
+from kmq_spark.core.markers import MarkerType, Outcome, Release
+from kmq_spark.errors import ConfigError, LeaseLostError, TopicError, UsageError
 from kmq_spark.kafka.settings import producer_config
-from kmq_spark.kafka.topics import create_queue_topics
-from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
 from tests.limits import COMES_S
 
@@ -99,6 +97,7 @@ def test_release_and_reject_write_their_markers(queue: Queue) -> None:
         consumer.flush()
     delays = {each.marker.redeliver_after_ms: covered(each.marker) for each in queue.markers(MarkerType.KEEPALIVE)}
     assert delays == {0: [0], 1_500: [1]}
+    assert {each.marker.release for each in queue.markers(MarkerType.KEEPALIVE)} == {Release.GIVEN_BACK}
     ends = {each.marker.outcome: each.marker for each in queue.markers(MarkerType.END)}
     assert covered(ends[Outcome.REJECTED]) == [2]
     assert ends[Outcome.REJECTED].reason == "no such customer"
@@ -176,27 +175,3 @@ def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> N
 def test_value_out_of_bounds_is_refused_before_connecting(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         QueueConsumer("orders", bootstrap_servers="127.0.0.1:1", **options)
-
-
-@pytest.mark.slow
-def test_nothing_is_handed_out_while_the_start_cannot_be_written() -> None:
-    """After the broker has returned, the messages are delivered with the same delivery count."""
-    with quick_broker() as broker:
-        create_queue_topics("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
-        queue = Queue("away", broker.bootstrap_servers)
-        queue.send(*"abc")
-        with consumer_of(queue, lease=2) as consumer:
-            (first,) = receive_all(consumer, 1)
-            broker.pause()
-            # What the client has in its own buffer can be fetched, but not started.
-            with pytest.raises(KafkaClientError) as raised:
-                receive_all(consumer, 2)
-            assert raised.value.retriable
-            assert consumer.in_flight_count <= 1
-            broker.resume()
-            again = receive_all(consumer, 2)
-            assert [each.value for each in again] == [b"b", b"c"]
-            assert [each.delivery_count for each in again] == [1, 1]
-            for message in again:
-                message.ack()
-            assert not first.is_settled

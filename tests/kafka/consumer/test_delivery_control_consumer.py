@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +13,6 @@ from kmq_spark.kafka.settings import producer_config
 from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, wait_until
 from tests.limits import COMES_S
-
-if TYPE_CHECKING:
-    from kmq_spark.consumer.message import Message
 
 pytestmark = pytest.mark.kafka
 
@@ -80,15 +76,6 @@ def test_thousand_delayed_messages_are_deferred_in_few_markers_and_none_is_hande
     # 100 ms for the rounding
     assert all(0 <= due_of[each.offset()] - (each.timestamp()[1] + 60_000) < 100 for each in records)
     assert len(deferrals(queue)) <= 30
-
-
-def test_message_with_an_instant_is_deferred_until_it_whatever_the_time(queue: Queue) -> None:
-    write(queue, "past", not_before_ms=1_234_567)
-    write(queue, "future", not_before_ms=4_000_000_000_000, delivery_count=3)
-    with consumer_of(queue) as consumer:
-        assert consumer.receive(5, timeout=1.5) == []
-    assert deferrals(queue) == [([0], 1_234_600, 0), ([1], 4_000_000_000_000, 0)]
-    assert [each.marker.delivery_count for each in queue.markers(MarkerType.START)] == [1, 4]
 
 
 def test_expired_message_is_never_handed_out_and_ends_as_expired(queue: Queue) -> None:
@@ -165,32 +152,6 @@ def test_failed_message_keeps_what_went_wrong(queue: Queue, error: str | Excepti
     (written,) = queue.markers(MarkerType.KEEPALIVE)
     marker = written.marker
     assert (marker.release, marker.redeliver_after_ms, marker.reason) == (Release.FAILED, 2_000, reason)
-
-
-def test_release_gives_back_a_handler_that_raises_fails_and_a_close_uncounts(queue: Queue) -> None:
-    """The KEEPALIVE says how the delivery ended, so that the tracker knows whether to add the backoff."""
-    queue.send(*"abc")
-    consumer = consumer_of(queue)
-
-    def handler(message: Message) -> None:
-        if message.value == b"a":
-            message.release(3)
-        elif message.value == b"b":
-            consumer.stop()
-            raise RuntimeError("no database")
-
-    consumer.run(handler, concurrency=1)
-    releases = {each.marker.release: each.marker for each in queue.markers(MarkerType.KEEPALIVE)}
-    written = {
-        (*covered(each.marker), each.marker.release, each.marker.redeliver_after_ms, each.marker.never_handed_out)
-        for each in queue.markers(MarkerType.KEEPALIVE)
-    }
-    assert {(0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False)} <= written
-    assert written <= {
-        (0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False), (2, Release.GIVEN_BACK, 0, True),
-    }  # fmt: skip
-    assert Release.RENEWED not in releases
-    assert releases[Release.FAILED].reason == "RuntimeError: no database"
 
 
 def test_flooded_logical_queue_does_not_hold_up_another_ones_message(queue: Queue) -> None:

@@ -70,15 +70,6 @@ def test_record_whose_partition_is_revoked_while_more_are_read_is_not_handed_out
         fetcher.client = client
 
 
-def test_offset_of_a_small_batch_is_committed_at_once(queue: Queue) -> None:
-    """A caller may work on its messages for hours before the next `receive`, and be killed then."""
-    queue.send(*"abc")
-    with consumer_of(queue) as consumer:
-        for next_offset in (1, 2, 3):
-            receive_all(consumer, 1)
-            assert wait_until(partial(is_committed, queue, next_offset))
-
-
 def test_lag_is_zero_when_the_messages_of_a_transaction_are_done(queue: Queue) -> None:
     """Kafka ends a transaction with a record of its own: without a commit past it, the lag would stay at 1."""
     producer = Producer({"bootstrap.servers": queue.bootstrap_servers, "transactional.id": queue.name})

@@ -13,7 +13,7 @@ import pytest
 
 from kmq_spark.consumer import worker
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.core.markers import Marker, MarkerType, Outcome
+from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
 from kmq_spark.errors import KafkaClientError
 from tests.kafka.conftest import Queue, stopped_if_it_hangs, wait_until
 from tests.limits import COMES_S, ENDS_S
@@ -79,6 +79,7 @@ def test_handler_that_raises_is_logged_and_its_message_released_later(
     (release,) = queue.markers(MarkerType.KEEPALIVE)
     assert (covered(release.marker), release.marker.redeliver_after_ms) == ([0], 0)
     assert not release.marker.never_handed_out
+    assert (release.marker.release, release.marker.reason) == (Release.FAILED, "RuntimeError: no database")
 
 
 def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,14 +131,6 @@ def test_stop_gives_back_unseen_messages_uncounted_and_waits_for_the_running_one
     assert covered(*releases) == started[1:]
     assert summary.unseen == len(started) - 1
     assert queue.committed() == {0: len(started)}
-
-
-def test_slow_handlers_leave_messages_to_other_consumers(queue: Queue) -> None:
-    """Messages that wait here cannot be handled elsewhere, so that only one and a small window are fetched."""
-    queue.send(*map(str, range(100)))
-    summary = run(queue, lambda _message: time.sleep(0.2), 5, concurrency=1)
-    assert summary.acked == 5
-    assert len(covered(*(each.marker for each in queue.markers(MarkerType.START)))) <= 15
 
 
 def test_handler_that_outlasts_the_drain_loses_its_message(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
