@@ -9,11 +9,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from kmq_spark.dlq.dead_letters import redrive
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.resuming import ResumingProducer
-from tests.kafka.conftest import Queue, read_all, sender_of
+from tests.kafka.conftest import Queue, read_all
 from tests.kafka.operator.test_commands import checks, kmq
 
 pytestmark = pytest.mark.kafka
@@ -84,26 +83,6 @@ def test_producer_that_is_forgotten_while_it_runs_is_fenced(queue: Queue) -> Non
         with pytest.raises(FencedError, match="its position was forgotten"):
             producer.commit(1)
     assert read_all(queue.bootstrap_servers, queue.name) == []
-
-
-def bury(queue: Queue) -> None:
-    """Write the first message as a dead letter, as the tracker does."""
-    record = read_all(queue.bootstrap_servers, queue.name)[0]
-    client = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    headers = [
-        *record.headers(), ("kmq-origin", b"0:0"), ("__dlq.errors.topic", queue.name.encode()),
-        ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0"), ("__dlq.errors.message", b"bad"),
-    ]  # fmt: skip
-    client.produce(f"{queue.name}.dlq", record.value(), partition=0, headers=headers)
-    assert client.flush(30) == 0
-
-
-def test_redriven_message_keeps_its_sender(queue: Queue) -> None:
-    copy(queue, "a")
-    bury(queue)
-    assert redrive(queue.name, all=True, bootstrap_servers=queue.bootstrap_servers).done == 1
-    _, again = read_all(queue.bootstrap_servers, queue.name)
-    assert sender_of(again) == "copier 1 1"
 
 
 def alter(queue: Queue, topic: str, key: str, value: str) -> None:

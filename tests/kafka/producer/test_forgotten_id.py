@@ -33,7 +33,7 @@ def queue() -> Iterator[Queue]:
         yield Queue("orders", broker.bootstrap_servers)
 
 
-@pytest.mark.parametrize("count", [1, 20, 5_000])
+@pytest.mark.parametrize("count", [1, 5_000])
 def test_older_life_is_fenced_though_the_broker_has_forgotten_its_id(queue: Queue, count: int) -> None:
     """It got a new epoch, committed its messages a second time, and fenced the newer life."""
     before = len(seen(queue))
