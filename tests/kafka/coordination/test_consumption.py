@@ -269,19 +269,6 @@ def test_batch_of_a_handler_that_failed_is_delivered_again(clicks: Clicks) -> No
     assert clicks.consume(clicks.member("b")) == [0, 3]
 
 
-def test_batch_of_a_process_that_died_is_not_delivered_again_at_most_once(clicks: Clicks) -> None:
-    """It was handed out, so that its messages are lost with the process; the rest is not."""
-    clicks.send(0, 3, 6, 9)
-    first = clicks.member("a")
-    consumption = Consumption(first, clicks.topic, mode="at-most-once", max_messages=2)
-    handed_out = [int(message.value() or b"") for message in next(iter(consumption))]
-    first.close(leave=False)
-    # Long enough for the claim to lapse.
-    rest = clicks.consume(clicks.member("b"), mode="at-most-once", max_messages=2, idle=8)
-    assert handed_out + rest == [0, 3, 6, 9]
-    consumption.close()
-
-
 def test_second_consumption_of_a_topic_by_one_member_is_refused(clicks: Clicks) -> None:
     """Both would read the partitions that the member has claimed."""
     member = clicks.member("a")
@@ -322,24 +309,6 @@ def test_partitions_of_a_member_that_is_stuck_go_to_another(clicks: Clicks) -> N
         assert sorted(clicks.consume(other, idle=5)) == [0, 1, 2, 3]
         with pytest.raises(ClaimLostError):
             batch.check()
-
-
-def test_member_that_keeps_up_keeps_its_partitions(clicks: Clicks) -> None:
-    """Also where transactions end with a record that no consumer gets, and where nothing is sent for a while."""
-    member = clicks.member("a")
-    producer = Producer({"bootstrap.servers": clicks.servers, "transactional.id": clicks.topic})
-    producer.init_transactions(10)
-    epochs = set()
-    with Consumption(member, clicks.topic, idle=3, release_if_behind=1) as batches:
-        for round_number in range(3):
-            producer.begin_transaction()
-            producer.produce(clicks.topic, str(round_number), partition=0)
-            producer.commit_transaction(10)
-            epochs.add(next(iter(batches)).claim.epoch)
-        assert next(iter(batches), None) is None  # three seconds without a message
-        clicks.send(0)
-        epochs.add(next(iter(batches)).claim.epoch)
-    assert len(epochs) == 1
 
 
 @pytest.mark.parametrize(

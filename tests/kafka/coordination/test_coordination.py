@@ -17,7 +17,6 @@ from kmq_spark.core.coordination.leader import Candidate, sticky_balanced
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, MalformedRecordError, UsageError
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import Make, T, held
-from tests.kafka.documents import blocks_of
 from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
@@ -67,15 +66,6 @@ def test_messages_are_claimed_before_they_are_handed_out(make: Make) -> None:
     assert held(second.claim("r", COMES_S)).position == 10
 
 
-def test_paused_group_ends_its_claims_and_grants_them_again(make: Make) -> None:
-    first, second = make("a"), make("o", begin="watch")
-    claim = held(first.claim("r"))
-    second.pause(60)
-    assert wait_until(lambda: not claim.is_held)
-    second.resume()
-    held(first.claim("r", COMES_S))
-
-
 # One client id.
 
 
@@ -90,35 +80,6 @@ def test_second_instance_is_refused_and_fast_reclaim_takes_over(make: Make) -> N
     assert taken.epoch > claim.epoch
     assert wait_until(lambda: first.failure is not None)
     assert not claim.is_held
-
-
-def test_process_that_stops_without_leaving_is_found_again(make: Make) -> None:
-    """A quick restart with a stable client id keeps the claims, with their positions."""
-    first = make("a")
-    held(first.claim("r")).commit(5)
-    first.close(leave=False)
-    taken = held(make("a", fast_reclaim=True).claims["r"])
-    assert taken.position == 5
-
-
-# The operator.
-
-
-def test_positions_are_set_while_the_group_is_paused(make: Make) -> None:
-    """Not before, and not while something is held."""
-    member, operator = make("a"), make("o", begin="watch")
-    claim = held(member.claim("r"))
-    claim.commit(9, timeout=COMES_S)
-    with pytest.raises(
-        UsageError, match=r"SET_POSITION changed nothing in group 'group-.*': not_paused; pause the group"
-    ):
-        operator.set_position("r", 3)
-    operator.pause(60)
-    claim.release()
-    assert operator.wait_for(lambda world: not world.resources["r"].holder, COMES_S)
-    operator.set_position("r", 3)
-    operator.resume()
-    assert held(member.claim("r", COMES_S)).position == 3
 
 
 # Tasks.
@@ -310,16 +271,6 @@ def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
     first.close(leave=False)
     monkeypatch.setattr(channel, "LONGEST_SILENCE_S", 2)
     held(make("c").claim("r", COMES_S))
-
-
-def test_program_of_the_document_runs(bootstrap_servers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As printed, with the broker and a group of this test."""
-    block, *_ = blocks_of("docs/coordination.md")
-    group = f"document-{time.time_ns()}"
-    program = block.text.replace("localhost:9092", bootstrap_servers).replace('"fleet"', repr(group))
-    exec(compile(program, "docs/coordination.md", "exec"), {})  # noqa: S102  # our own document
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines] == [str(position) for position in range(10)]
 
 
 # Bad input.

@@ -14,7 +14,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.coordination import Coordinator, create_coordination_topic
 from kmq_spark.inspection.groups import read_groups
-from kmq_spark.local.probe import free_port
 from tests.kafka.conftest import wait_until
 from tests.kafka.operator.test_commands import kmq
 from tests.limits import COMES_S
@@ -185,13 +184,13 @@ def test_pause_lets_holders_stop_and_its_end_lets_them_claim_again(group: Group)
     assert "RESUME_GROUP changed nothing" in again.stderr
 
 
-@pytest.mark.parametrize("text", ["", "0s", "-1s", "1.5 h", "10 minutes", "8d"])
-def test_duration_that_is_not_allowed_is_refused(group: Group, text: str) -> None:
+def test_duration_that_is_not_allowed_is_refused(group: Group) -> None:
     """Eight days are above the longest pause; nothing is written."""
     with_work(group)
-    result = group.kmq("pause", f"--for={text}")
-    assert result.exit_code in {1, 2}
-    assert result.stderr.startswith("kmq: ")
+    for text in ("", "0s", "-1s", "1.5 h", "10 minutes", "8d"):
+        result = group.kmq("pause", f"--for={text}")
+        assert result.exit_code in {1, 2}, text
+        assert result.stderr.startswith("kmq: "), text
     assert group.kmq_json("describe")["state"] == "active"
 
 
@@ -260,11 +259,3 @@ def test_foreign_records_and_names_do_not_disturb_the_list(group: Group, bootstr
     names = {each.group for each in read_groups(bootstrap_servers, topic=group.topic)}
     assert group.name in names
     assert not any("\x1b" in name for name in names)
-
-
-def test_broker_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KMQ_KAFKA__TIMEOUT", "2")
-    result = kmq(f"127.0.0.1:{free_port()}", "group", "list")
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("kmq: ")
