@@ -82,15 +82,6 @@ def test_state_survives_as_bytes_between_batches() -> None:
     assert result["deadline_at_ms"][1] == 6_000
 
 
-def test_message_at_its_limit_comes_out_as_dead_letter_with_reason() -> None:
-    """After the last allowed delivery the message is dead-lettered, and the row has the reason."""
-    result = folded(
-        FakeGroupState(), rows((9, 5_000, TERM), (10, 5_000, start(1, delivery_count=3)), (11, 9_000, TICK))
-    )
-    assert kinds(result) == [ROW_STATUS, ROW_DEAD_LETTER]
-    assert "3 of 3" in result["detail"][1]
-
-
 def test_rejected_message_comes_out_with_the_handlers_reason() -> None:
     """A rejection is decided at the next TICK, without waiting for the deadline."""
     reject = Marker(MarkerType.END, 0, (OffsetRange(1, 1),), outcome=Outcome.REJECTED, reason="no such account")
@@ -112,13 +103,3 @@ def test_unreadable_record_becomes_a_row_and_stops_nothing(value: bytes | None) 
     )
     assert kinds(result) == [ROW_STATUS, ROW_REDELIVER, ROW_UNREADABLE]
     assert "orders.markers[7]@11" in result["detail"][2]
-
-
-def test_tick_of_another_term_decides_nothing() -> None:
-    """Only one of the newest TERM in the log."""
-    state = FakeGroupState()
-    other = encode_marker(Marker(MarkerType.TICK, term=6))
-    held_back = folded(state, rows((9, 5_000, TERM), (10, 5_000, start(1)), (11, 9_000, other)))
-    decided = folded(state, rows((12, 9_100, TICK)))
-    assert kinds(held_back) == [ROW_STATUS]
-    assert kinds(decided) == [ROW_STATUS, ROW_REDELIVER]

@@ -127,16 +127,6 @@ def decided(outcomes: list[PartitionOutcome]) -> list[tuple[int, int]]:
     ]
 
 
-def decide_and_fail_to_deliver(markers: MarkersFolder, runs: Runs) -> None:
-    """Start message 1, let a TICK decide it, and let the delivery of that batch fail."""
-    markers.append(*begin(0), (0, 10, 5_000, start(1)))
-    runs.run()
-    markers.append((0, 11, 6_001, TICK))
-    runs.fail_next = True
-    with pytest.raises(StreamingQueryException, match="the broker is away"):
-        runs.run()
-
-
 def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: MarkersFolder) -> None:
     """One row per run of messages and one status row per partition; the fold returns nothing else."""
     markers.append(
@@ -163,31 +153,26 @@ def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: Ma
     assert_df_equality(expected, actual, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_restart_from_checkpoint_keeps_messages_in_flight(markers: MarkersFolder, runs: Runs) -> None:
-    """A message that was started before a restart is decided after it."""
+def test_restart_from_checkpoint_keeps_messages_in_flight_and_repeats_no_decision(
+    markers: MarkersFolder, runs: Runs
+) -> None:
+    """What was started before a restart is decided after it; later TICKs and restarts do not repeat that."""
     markers.append(*begin(0), (0, 10, 5_000, start(1)))
     assert decided(runs.run()) == []
     markers.append((0, 11, 6_001, TICK))
-    assert decided(runs.run()) == [(0, 1)]
-
-
-def test_restart_from_checkpoint_emits_no_second_redelivery(markers: MarkersFolder, runs: Runs) -> None:
-    """Later TICKs and restarts do not repeat a decision."""
-    markers.append(*begin(0), (0, 10, 5_000, start(1)), (0, 11, 6_001, TICK))
     assert decided(runs.run()) == [(0, 1)]
     markers.append((0, 12, 9_000, TICK))
     assert decided(runs.run()) == []
 
 
-def test_batch_that_could_not_be_delivered_is_decided_again(markers: MarkersFolder, runs: Runs) -> None:
-    """After a failed delivery the batch is folded again from the state before it."""
-    decide_and_fail_to_deliver(markers, runs)
-    assert decided(runs.run()) == [(0, 1)]
-
-
-def test_batch_that_runs_again_decides_the_same(markers: MarkersFolder, runs: Runs) -> None:
-    """Decisions are a function of the log, so the files of the first run may be used. A new term decides anew."""
-    decide_and_fail_to_deliver(markers, runs)
+def test_batch_that_could_not_be_delivered_decides_the_same_again(markers: MarkersFolder, runs: Runs) -> None:
+    """Decisions are a function of the log, so the state before it may be used. A new term decides anew."""
+    markers.append(*begin(0), (0, 10, 5_000, start(1)))
+    runs.run()
+    markers.append((0, 11, 6_001, TICK))
+    runs.fail_next = True
+    with pytest.raises(StreamingQueryException, match="the broker is away"):
+        runs.run()
     assert decided(runs.run()) == [(0, 1)]
     newer, tick = encode_marker(Marker(MarkerType.TERM, term=6)), encode_marker(Marker(MarkerType.TICK, term=6))
     markers.append((0, 12, 7_000, newer), (0, 13, 7_000, TICK), (0, 14, 7_000, tick))
