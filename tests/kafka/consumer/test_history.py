@@ -62,13 +62,6 @@ def test_group_that_has_lost_its_offsets_continues_with_the_first_message_that_w
     assert queue.committed() == {0: 25, 1: 23}
 
 
-def test_message_that_nobody_had_started_is_delivered(queue: Queue) -> None:
-    queue.send(*"abcdef")
-    finish(queue, 2)
-    delete_group(queue)
-    assert finish(queue, 4) == [b"c", b"d", b"e", b"f"]
-
-
 def test_first_consumers_receive_what_was_sent_before(queue: Queue) -> None:
     """Those of the queue, of a logical queue whose topic has a history of others, and of a subscription."""
     queue.send(*"abc")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from typer.testing import CliRunner, Result
 
 from kmq_spark import create_queue
@@ -193,23 +192,6 @@ def test_doctor_of_a_new_queue_finds_it_fit(queue: Queue, tmp_path: Path) -> Non
     found = checks(result)
     assert (result.exit_code, found["topics"][0]["level"], found["tracker"][0]["level"]) == (0, "ok", "warning")
     assert found["broker"][0]["what"].startswith("1 broker at ")
-
-
-def test_doctor_names_the_repair_of_a_wrong_setting_and_is_unhealthy(queue: Queue) -> None:
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    wrong = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, f"{queue.name}.markers", incremental_configs=[wrong])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
-
-    def topics() -> list[dict[str, str]]:
-        result = kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json")
-        return [each for each in checks(result)["topics"] if each["level"] == "unhealthy" and result.exit_code == 3]
-
-    assert wait_until(lambda: bool(topics()))
-    (finding,) = topics()
-    assert "message.timestamp.type=CreateTime, must be LogAppendTime" in finding["what"]
-    assert finding["repair"].startswith("kafka-configs.sh --alter --entity-type topics --entity-name ")
 
 
 def test_doctor_finds_messages_that_no_tracker_redelivers(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,13 +47,6 @@ def test_rules_are_read_as_they_were_written_and_a_stale_change_is_refused(queue
     assert (found.version, found.rules.max_deliveries, found.lease_s) == (2, 7, 9)
 
 
-def test_group_without_rules_has_those_of_its_queue(queue: Queue) -> None:
-    put(queue, max_deliveries=3)
-    found = read_rules(f"{queue.name}@billing", bootstrap_servers=queue.bootstrap_servers)
-    assert found is not None
-    assert (found.name, found.rules.max_deliveries) == (queue.name, 3)
-
-
 def test_limit_is_that_of_the_queue(queue: Queue) -> None:
     queue.send("a")
     put(queue, max_deliveries=1)

@@ -200,15 +200,6 @@ def test_trackers_give_way_to_one_that_starts(fleet: Fleet, monkeypatch: pytest.
     assert wait_until(lambda: not first.tracker("emails").gives_way_s)
 
 
-def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:
-    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
-    assert wait_until(lambda: first.running() == ["orders"])
-    standby = fleet.process("b")
-    first.fleet.stop()
-    assert wait_until(lambda: standby.running() == ["orders"])
-    assert first.running() == ["orders"]
-
-
 def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_queue(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

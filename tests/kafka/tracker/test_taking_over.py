@@ -62,14 +62,6 @@ def test_tracker_that_starts_again_leaves_the_queue_to_the_newer_one(
     assert (older.deliver([outcome(due(1))]).redelivered, older.is_fenced) == (0, True)
 
 
-def test_tracker_that_starts_again_alone_goes_on(make_sender: Callable[[], StampingSender]) -> None:
-    first, second, third = make_sender(), make_sender(), make_sender()
-    first.open()
-    second.open({first.tracker_id})
-    third.open({first.tracker_id, second.tracker_id})
-    assert third.deliver([outcome(due(0))]).redelivered == 1
-
-
 def test_fenced_tracker_that_reads_no_newer_term_begins_a_new_one(
     make_sender: Callable[[], StampingSender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
