@@ -15,11 +15,16 @@ from confluent_kafka.admin import (
     AdminClient,
 )
 
+from kmq_spark.config import load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.coordination import Coordinator
+from kmq_spark.errors import KmqError
 from kmq_spark.producer.producer import QueueProducer
-from tests.kafka.conftest import receive_all
+from kmq_spark.producer.resuming import ResumingProducer
+from tests.kafka.conftest import receive_all, wait_until
 from tests.kafka.secured import SecuredBroker
-from tests.limits import ENDS_S
+from tests.kafka.tracker.noting_fleet import NotingTracker, Process
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 LEASE_MS = 3_000
-QUEUE = "orders"
+QUEUE, FLEET, GROUP = "orders", "production", "g"
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +40,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
     """A broker with a queue that was made by who may make it, and messages sent by who may send."""
     folder = tmp_path_factory.mktemp("secured")
     with SecuredBroker.with_queue(
-        folder, QUEUE, "producer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger"
-    ) as broker:
+        folder, QUEUE, "producer", "resuming-producer", "transactional-consumer", "tracker", "dlq-operator", "viewer",
+        "ledger",
+    ) as broker:  # fmt: skip
         broker.grant_by_kafka_acls(QUEUE, "consumer")
         yield broker
 
@@ -265,3 +271,92 @@ def test_consumer_of_a_logical_queue_needs_a_grant_for_it(secured: SecuredBroker
     secured.grant(QUEUE, "consumer", options=("--logical-queue", "express"))
     assert commit_as(secured, "consumer", "kmq.orders.queue-express") == ""
     assert commit_as(secured, "consumer", "kmq.orders.queue-express2") == "GROUP_AUTHORIZATION_FAILED"
+
+
+def resuming_as(secured: SecuredBroker, part: str = "resuming-producer") -> ResumingProducer:
+    """Return a resuming producer, as the user of a part."""
+    return ResumingProducer(
+        QUEUE, "copier", bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part)
+    )
+
+
+def test_producer_with_an_id_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker) -> None:
+    for number in (1, 2):
+        with resuming_as(secured) as producer:
+            assert (producer.position, producer.sequence) == (number - 1 or None, number - 1)
+            producer.send("x")
+            producer.commit(number)
+    listed = secured.kmq("viewer", "producer", "list", QUEUE, "-o", "json")
+    assert [each["position"] for each in json.loads(listed.stdout)] == [2]
+    doctor = secured.kmq("viewer", "doctor", QUEUE, "-o", "json")
+    (finding,) = [each for each in json.loads(doctor.stdout) if each["check"] == "producers"]
+    assert finding["level"] == "ok"
+
+
+def test_error_of_a_producer_without_the_rights_for_an_id_names_where_they_are_listed(secured: SecuredBroker) -> None:
+    with pytest.raises(KmqError, match="kmq acls orders"):
+        resuming_as(secured, "producer")
+
+
+def test_producer_cannot_fence_other_parts_of_the_queue(secured: SecuredBroker) -> None:
+    for transactional_id in ("kmq.orders.tracker", "kmq.orders.consumer.x", "kmq.orders2.producer.x"):
+        client = Producer({
+            "bootstrap.servers": secured.bootstrap_servers, **secured.credentials("resuming-producer"),
+            "transactional.id": transactional_id,
+        })  # fmt: skip
+        with pytest.raises(KafkaException) as raised:
+            client.init_transactions(20)
+        assert raised.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
+
+
+@pytest.fixture(scope="module")
+def grouped(secured: SecuredBroker) -> SecuredBroker:
+    """The broker with a coordination topic, and what a fleet and a group may do there."""
+    parts = ("creator", "tracker", "member", "viewer")
+    secured.grant(QUEUE, *parts, options=("--fleet", FLEET, "--group", GROUP))
+    secured.create("group", "init")
+    return secured
+
+
+def test_process_of_a_fleet_does_its_work_with_what_kmq_acls_lists(grouped: SecuredBroker) -> None:
+    """It joins, adds its queue, gets it assigned and tracks it; the viewer sees that."""
+    settings = load_settings(
+        None,
+        {
+            "kafka": {"bootstrap_servers": grouped.bootstrap_servers, "extra": grouped.credentials("tracker")},
+            "tracker": {"queues": (QUEUE,), "fleet": FLEET, "fleet_member": "a"},
+        },
+    )
+    process = Process(settings, FLEET, NotingTracker)
+    assert wait_until(lambda: process.running() == [QUEUE] or process.failure is not None)
+    assert process.failure is None
+    shown = grouped.kmq("viewer", "tracker", "fleet", FLEET, "-o", "json")
+    assert (shown.exit_code, json.loads(shown.stdout)["queues"][0]["tracked_by"]) == (0, "a"), shown.output
+    doctor = grouped.kmq("viewer", "doctor", QUEUE, "-o", "json")
+    (finding,) = [each for each in json.loads(doctor.stdout) if each["check"] == "fleet"]
+    assert "has one process" in finding["what"]
+    process.end()
+    assert process.failure is None
+
+
+def test_member_of_a_group_does_its_work_with_what_kmq_acls_lists(grouped: SecuredBroker) -> None:
+    with Coordinator(
+        GROUP, bootstrap_servers=grouped.bootstrap_servers, extra=grouped.credentials("member"), client_id="a"
+    ) as me:
+        claim = me.claim("r", COMES_S)
+        assert claim is not None
+        claim.commit(7, timeout=COMES_S)
+        listed = grouped.kmq("viewer", "group", "list", "-o", "json")
+        assert GROUP in [row["group"] for row in json.loads(listed.stdout)], listed.output
+
+
+def test_viewer_cannot_pause_a_group(grouped: SecuredBroker) -> None:
+    """It may read and not write: it follows the group, nothing changes, and the error names what is refused."""
+    operator = Coordinator(GROUP, bootstrap_servers=grouped.bootstrap_servers, extra=grouped.credentials("viewer"))
+    operator.watch()
+    try:
+        with pytest.raises(KmqError, match="AUTHORIZATION_FAILED"):
+            operator.pause(60)
+        assert not operator.view().paused_until_ms
+    finally:
+        operator.close()
