@@ -47,7 +47,7 @@ bench: .venv/.dev .venv/.jars ## measure everything, about 45 minutes; writes be
 bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run --guard
 
-faults: .venv/.dev .venv/.jars ## break things for about 75 minutes; writes faults/results.json and .md
+faults: .venv/.dev .venv/.jars ## break things for more than an hour; writes faults/results.json and .md
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
 
 faults-short: .venv/.dev .venv/.jars ## the short form of two faults, two minutes

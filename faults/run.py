@@ -186,11 +186,11 @@ def listed(violations: Iterable[Violation], most: int = MOST_LISTED) -> list[str
     ]
 
 
-def write_results(rows: Sequence[Row], folder: Path) -> None:
-    """Write the results: `results.json` for machines, `results.md` for readers."""
+def write_results(rows: Sequence[Row], folder: Path, scale: float) -> None:
+    """Write the results of a run at a scale: `results.json` for machines, `results.md` for readers."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     total = {name: sum(row[name] for row in rows) for name in ("injections", "violations", "took_s")}
-    text = json.dumps({**total, "machine": machine, "faults": rows}, indent=1)
+    text = json.dumps({**total, "scale": scale, "machine": machine, "faults": rows}, indent=1)
     (folder / "results.json").write_text(text + "\n", encoding="utf-8")
     notes = [f"- {row['id']}: {note}" for row in rows for note in row["notes"]]
     found = [f"- {row['id']}: {one}" for row in rows for one in row["found"]]
@@ -202,8 +202,8 @@ def write_results(rows: Sequence[Row], folder: Path) -> None:
         "# Fault campaign: results",
         "",
         f"{total['injections']} injections, {total['violations']} violations, {total['took_s'] // 60} min, {machine}.",
-        "Written by `make faults`. [docs/internals/faults.md](../docs/internals/faults.md) says what is broken and",
-        "checked, and what the columns mean.",
+        f"Written by `python -m faults.run --scale {scale:g}`. [docs/internals/faults.md](../docs/internals/faults.md)",
+        "says what is broken and checked, and what the columns mean.",
         "",
         "| fault | what | injections | violations | lateness p50 / p99 / max | recovery | patience | seed |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -255,7 +255,8 @@ def main(arguments: Sequence[str]) -> int:
                 result = results.setdefault(fault, Result(fault, options.seed))
                 result.run(scenario, campaign)
                 _print(result)
-                write_results([each.row() for each in results.values()], folder if options.only else HERE)
+                rows = [each.row() for each in results.values()]
+                write_results(rows, folder if options.only else HERE, options.scale)
     finally:
         campaign.close()
     violations = sum(len(result.violations) for result in results.values())
