@@ -23,12 +23,13 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.consumer.admission import SKIPPED, Verdict
+from kmq_spark.consumer.offsets import OF_TOPIC
 from kmq_spark.core.markers import MarkerType, OffsetRange
 from kmq_spark.core.ranges import join_ranges
-from kmq_spark.errors import KmqError, WireError
+from kmq_spark.errors import KmqError, TopicError, WireError
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.log_reader import LogReader
-from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
 from kmq_spark.kafka.topics import partition_count
 from kmq_spark.wire.codec import decode_marker
@@ -36,10 +37,10 @@ from kmq_spark.wire.codec import decode_marker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from confluent_kafka import Consumer
     from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.consumer.admission import Admission
+    from kmq_spark.consumer.fetcher import Fetcher
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 logger = logging.getLogger(__name__)
@@ -67,17 +68,50 @@ class History:
         # What was started, by queue partition: ascending, without overlaps.
         self._started: dict[int, list[OffsetRange]] = {}
 
-    def look(self, client: Consumer, partitions: set[int]) -> None:
-        """Find out which of the newly assigned *partitions* have no committed offset, and empty the set."""
+    def look(self, fetcher: Fetcher) -> dict[int, int]:
+        """
+        Find out which newly assigned partitions have no committed offset, and empty `unchecked`.
+
+        Where the committed offset is of an earlier topic of this name, it is replaced. Return these partitions with
+        the offsets from which to fetch them.
+
+        Raises:
+            TopicError: The topic is not the one that this consumer has read until now.
+        """
+        topic, partitions = self._topics.queue_topic, fetcher.unchecked
         self.unproven -= partitions
+        metadata = self._metadata(fetcher.offsets.metadata)
+        fetcher.offsets.metadata = metadata
         try:
-            places = [TopicPartition(self._topics.queue_topic, each) for each in sorted(partitions)]
-            committed = client.committed(places, TIMEOUT_S)
+            places = [TopicPartition(topic, each) for each in sorted(partitions)]
+            found = [each for each in fetcher.client.committed(places, TIMEOUT_S) if each.error is None]
+            other = {each.partition for each in found if metadata and _is_other(each.metadata, metadata)}
+            missing = {each.partition for each in found if each.offset < 0}
+            begun = self._begin(missing | other) if missing | other else {}
+            first = {each: begun[each] for each in other}
+            if first:
+                begins = [TopicPartition(topic, each, at, metadata) for each, at in first.items()]
+                fetcher.client.commit(offsets=begins, asynchronous=False)
         except KafkaException as error:
             raise client_error(error, f"cannot read the committed offsets of {self._group}") from error
-        if missing := {each.partition for each in committed if each.error is None and each.offset < 0}:
-            self._begin(missing)
+        if first:
+            logger.warning(
+                "%s was deleted and created again: consumer group %s begins anew in partitions %s",
+                topic, self._group, sorted(first), extra={"action": "topic_created_again"},
+            )  # fmt: skip
         partitions.clear()
+        return first
+
+    def _metadata(self, known: str) -> str:
+        topic = self._topics.queue_topic
+        topic_id = topic_id_of(self._admin, topic, TIMEOUT_S)
+        metadata = f"{OF_TOPIC}{topic_id}" if topic_id else known
+        if known not in {"", metadata}:
+            raise TopicError(
+                f"{topic} was deleted and created again: got topic id {topic_id}; expected {known[len(OF_TOPIC) :]} / "
+                "create a new consumer, what this one holds is gone"
+            )
+        return metadata
 
     def without_started(self, records: Sequence[KafkaMessage], admissions: Sequence[Admission]) -> list[Admission]:
         """Return the verdicts; messages that were started before are skipped."""
@@ -94,7 +128,7 @@ class History:
                 self.unproven.discard(partition)
         return found
 
-    def _begin(self, missing: set[int]) -> None:
+    def _begin(self, missing: set[int]) -> dict[int, int]:
         topics = self._topics
         first, end = (self._offsets(topics.queue_topic, missing, spec) for spec in (EARLIEST, LATEST))
         # Without a marker nothing was started: the group is new.
@@ -107,6 +141,7 @@ class History:
             "was never started", self._group, topics.queue_topic, sorted(missing),
             extra={"action": "no_committed_offsets"},
         )  # fmt: skip
+        return first
 
     def _is_started(self, partition: int, offset: int, appended_at_ms: int) -> bool:
         if appended_at_ms < self._since_ms:
@@ -162,3 +197,8 @@ class History:
     @cached_property
     def _admin(self) -> AdminClient:
         return make_client(AdminClient, admin_config(self._servers, extra=self._extra))
+
+
+def _is_other(found: str | None, metadata: str) -> bool:
+    """Return whether an offset is of another topic. Who commits by other means says nothing about it."""
+    return found is not None and found.startswith(OF_TOPIC) and found != metadata

@@ -5,6 +5,8 @@ Rule 1: a START or a lease renewal is sent once: when it fails, it is too late t
 Rule 2: an END or a release is resent until it is durable or the consumer closes. A late marker is still useful, and the
 tracker ignores one for a message that is not in flight.
 Rule 3: after a fatal error the idempotent producer is replaced. The markers that it had not delivered count as failed.
+Rule 4: where a marker lies below an earlier one, the topic is another one of this name. No marker follows: its offsets
+are those of other messages.
 
 Source: librdkafka INTRODUCTION.md, "Idempotent Producer", for what a fatal error is.
 """
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.pauses import RateLimit
@@ -79,6 +81,8 @@ class MarkerProducer:
         self._retry_at = 0.0
         self._resent_log_limit = RateLimit(RESENT_LOG_S)
         self._is_broken = False
+        self._last_offsets: dict[int, int] = {}
+        self._lost: TopicError | None = None
 
     @property
     def client(self) -> Producer:
@@ -154,12 +158,19 @@ class MarkerProducer:
             self._lock.wait_for(lambda: not any(number <= last for number in self._unreported), timeout)
             return sum(number <= last for number in self._unreported)
 
+    def give_up(self, error: TopicError) -> None:
+        """Write nothing more, and report this error: the messages that this consumer knows do not exist any more."""
+        self._lost = self._lost or error
+
     def close(self) -> None:
         """Drop the markers that are not sent yet: after `close`, no thread would resend them."""
         self._producer.purge()
         self._producer.flush(1.0)
 
     def _produce(self, pending: _Pending, *, is_first: bool = True) -> None:
+        if self._lost is not None:
+            self._report(pending, self._lost)
+            return
         try:
             self._producer.produce(
                 self._topic,
@@ -186,12 +197,28 @@ class MarkerProducer:
 
     def _on_delivery(self, pending: _Pending, error: KafkaError | None, record: Message | None = None) -> None:
         if error is None:
+            if record is not None:
+                self._note_offset(record)
             kind, at_ms = record.timestamp() if record is not None and pending.on_report is not None else (0, 0)
-            self._report(pending, None, at_ms if kind == _LOG_APPEND_TIME else 0)
+            self._report(pending, self._lost, at_ms if kind == _LOG_APPEND_TIME else 0)
             return
         if error.fatal() or error.name() == "_FATAL":
             self._is_broken = True
         self._report(pending, client_error(error, f"cannot write a marker to {self._topic}"))
+
+    def _note_offset(self, record: Message) -> None:
+        partition: Any = record.partition()
+        offset: Any = record.offset()
+        last = self._last_offsets.get(partition, -1)
+        self._last_offsets[partition] = offset
+        # The client does not know the offset of a marker that it has sent twice: -1.
+        if 0 <= offset <= last:
+            self.give_up(
+                TopicError(
+                    f"{self._topic} was deleted and created again: got offset {offset} in partition {partition} for a "
+                    f"marker that was written after offset {last}; create a new consumer, what this one holds is gone"
+                )
+            )
 
     def _report(self, pending: _Pending, error: KmqError | None, appended_at_ms: int = 0) -> None:
         if pending.on_report is not None:

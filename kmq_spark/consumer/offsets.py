@@ -43,15 +43,21 @@ COMMIT_LOG_S = 10.0
 """Shortest time between two warnings about failed offset commits. In a rebalance the commit of every batch may fail."""
 
 
+OF_TOPIC = "topic "
+"""Start of the metadata of an offset: Kafka keeps a group's offsets by the name of a topic, which another may get."""
+
+
 class OffsetCommits:
     """
     The offsets of assigned partitions that the group has of this consumer, and those that it does not have yet.
 
-    `positions`: offset to commit or committed. `confirmed`: offset that the group's coordinator has confirmed; kept
-    when the partition goes to another consumer, which begins there or later.
+    `metadata`: goes with each offset, `OF_TOPIC` and the id of the topic. `positions`: offset to commit or committed.
+    `confirmed`: offset that the group's coordinator has confirmed; kept when the partition goes to another consumer,
+    which begins there or later.
     """
 
     def __init__(self, topic: str) -> None:
+        self.metadata = ""
         self.positions: dict[int, int] = {}
         self.confirmed: dict[int, int] = {}
         self._topic = topic
@@ -123,10 +129,10 @@ class OffsetCommits:
             positions, self._uncommitted = self._uncommitted, {}
             self._awaited_count += 1
             try:
-                client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=True)
+                client.commit(offsets=self._places(positions), asynchronous=True)
                 failpoint("consumer.commit-sent")
             except KafkaException as error:
-                self.on_commit(error.args[0], topic_partitions(self._topic, positions))
+                self.on_commit(error.args[0], self._places(positions))
 
     def send_revoked(self, client: Consumer, partitions: Collection[int]) -> bool:
         """Commit the offsets of revoked partitions before their next owner reads them; return whether that worked."""
@@ -135,7 +141,7 @@ class OffsetCommits:
             if not positions:
                 return True
             try:
-                client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=False)
+                client.commit(offsets=self._places(positions), asynchronous=False)
             except KafkaException as error:
                 self._log_failure(error.args[0].str())
                 return False
@@ -166,6 +172,9 @@ class OffsetCommits:
             return
         failpoint("consumer.commit-done")
 
+    def _places(self, positions: Mapping[int, int]) -> list[TopicPartition]:
+        return [TopicPartition(self._topic, each, offset, self.metadata) for each, offset in positions.items()]
+
     def _confirm(self) -> None:
         if not self._awaited_count:
             for partition, offset in self._answered.items():
@@ -182,8 +191,3 @@ class OffsetCommits:
             self._topic, reason, self._failed_commits, extra={"action": "commit_failed"},
         )  # fmt: skip
         self._failed_commits = 0
-
-
-def topic_partitions(topic: str, positions: Mapping[int, int]) -> list[TopicPartition]:
-    """Return offsets of a topic, given by partition, as the client takes them."""
-    return [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]

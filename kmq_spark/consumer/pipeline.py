@@ -39,7 +39,7 @@ from kmq_spark.consumer.offsets import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHE
 from kmq_spark.consumer.started import Columns, StartedBatch, columns_of, create_leases
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.ranges import ranges_of_fetched
-from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.records import sizes_of
 from kmq_spark.pauses import RateLimit
@@ -434,10 +434,11 @@ class Pipeline:
         self._is_blocked = False
         max_records = max(room.max_messages, self._lookahead)
         records = self._fetcher.fetch(max_records, timeout, at_least=self._lookahead, gather_s=gather_s)
+        if self._fetcher.unchecked and (first := self._look()):
+            self._fetcher.reseek(first)
+            return None
         if not records:
             return None
-        if self._fetcher.unchecked:
-            self._history.look(self._fetcher.client, self._fetcher.unchecked)
         # Leases may have ended while the fetch waited.
         room = room._replace(is_empty=self._room().is_empty)
         if any(map(_HEADERS, records)) or self._history.unproven or not self._policy.accepts_plain_records:
@@ -454,6 +455,13 @@ class Pipeline:
             return None
         columns = columns_of(records, sizes)
         return self._start(columns, columns, None, lease_s)
+
+    def _look(self) -> dict[int, int]:
+        try:
+            return self._history.look(self._fetcher)
+        except TopicError as error:
+            self._markers.give_up(error)
+            raise
 
     def _start_by_headers(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> StartedBatch | None:
         """Start records whose headers decide how they are handled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.errors import KmqError
+from kmq_spark.errors import KmqError, TopicError
 from kmq_spark.kafka.topics import create_queue_topics
-from tests.kafka.conftest import Queue, consumer_of, receive_all, remove_markers, wait_until
+from tests.kafka.conftest import Queue, consumer_of, receive_all, remove_markers, track, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +41,15 @@ def delete_group(queue: Queue, suffix: str = "") -> None:
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     group = f"kmq.{queue.name}{suffix}"
     admin.delete_consumer_groups([group])[group].result(10)
+
+
+def delete_topics(queue: Queue) -> None:
+    """Delete every topic of a queue."""
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    names = [name for name in admin.list_topics(timeout=10).topics if name.split(".")[0] == queue.name]
+    for future in admin.delete_topics(names).values():
+        future.result(10)
+    assert wait_until(lambda: admin.list_topics(timeout=10).topics.keys().isdisjoint(names))
 
 
 def test_group_that_has_lost_its_offsets_continues_with_the_first_message_that_was_never_started(
@@ -84,6 +95,30 @@ def test_topic_that_was_created_again_is_read_from_its_beginning(queue: Queue) -
     time.sleep(1.0)
     queue.send(*"defg")
     assert finish(queue, 4) == [b"d", b"e", b"f", b"g"]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_topics_that_are_created_again_under_a_consumer_lose_no_message(queue: Queue, protocol: str) -> None:
+    """What this consumer holds is gone: it says so, and the next one begins where the new topic begins."""
+    options: Any = {"lease": 1, "max_lease": 1, "extra": {"group.protocol": protocol}}
+    queue.send(*map(str, range(20)))
+    found: set[bytes | None] = set()
+    until = time.monotonic() + COMES_S
+    with contextlib.suppress(TopicError), consumer_of(queue, **options) as consumer:
+        for message in receive_all(consumer, 20)[:-1]:
+            message.ack()
+        consumer.flush()
+        delete_topics(queue)
+        create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
+        queue.send(*map(str, range(100, 150)))
+        while len(found) < 50 and time.monotonic() < until:
+            found.update(message.value for message in consumer.receive(100))
+    with consumer_of(queue, **options) as consumer:
+        while len(found) < 50 and time.monotonic() < until:
+            found.update(message.value for message in consumer.receive(100))
+            # The first consumer may have started some before it saw that the topic is another.
+            track(queue)
+    assert found == {str(each).encode() for each in range(100, 150)}
 
 
 @pytest.mark.parametrize(("offset", "expected"), [(0, [b"a", b"b", b"new"]), (2, [b"new"])])
