@@ -79,8 +79,7 @@ class TransactionalProducer:
     """
     A producer that writes only in transactions; *role* names its program in texts, `tracker` has failpoints.
 
-    With *attempts* of 1, no work is repeated: if the broker has forgotten an idle transactional id, an abort gives the
-    producer a new epoch, although a newer producer may have written meanwhile.
+    With *attempts* of 1, no work is repeated.
     """
 
     def __init__(
@@ -258,7 +257,7 @@ class TransactionalProducer:
                 self._tracker_failpoint("tracker.offsets-added")
             check()
         except KafkaException as error:
-            self._raise_translated(error, "produce in a transaction", produced=True)
+            self._raise_translated(self._cause_of(error), "produce in a transaction", produced=True)
         except (_AbortableError, KafkaClientError, FencedError):
             raise  # `run` aborts, or this producer has ended
         except BaseException:
@@ -269,6 +268,22 @@ class TransactionalProducer:
         self._tracker_failpoint("tracker.before-commit")
         self._call(self._producer.commit_transaction, "commit a transaction")
         self._tracker_failpoint("tracker.committed")
+
+    def _cause_of(self, error: KafkaException) -> KafkaException:
+        """
+        Return why the client has dropped the records of a transaction; their reports say only that it has.
+
+        A producer whose transactional id the broker has forgotten would get a new epoch by an abort, although a newer
+        producer may have written meanwhile. So this counts as fenced, except for a consumer, whose id is its own.
+        """
+        if error.args[0].name() == "_PURGE_QUEUE" and self._role != "consumer":
+            try:
+                # In a transaction it is refused; in one that has failed, with the failure.
+                self._producer.begin_transaction()
+            except KafkaException as cause:
+                if cause.args[0].txn_requires_abort():
+                    return cause
+        return error
 
     def _add_offsets(self, positions: Sequence[TopicPartition], group: object) -> None:
         """

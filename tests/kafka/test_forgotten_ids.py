@@ -1,17 +1,20 @@
-"""A producer that comes back after the broker has forgotten its transactional id (7 days by default)."""
+"""Who comes back after the broker has forgotten its transactional id (7 days by default)."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kmq_spark.errors import FencedError
-from kmq_spark.kafka.topics import create_queue_topics
+from kmq_spark.dlq.log import DeadLetterLog
+from kmq_spark.dlq.redrive import Redriver, RedriveSummary
+from kmq_spark.errors import FencedError, KmqError
+from kmq_spark.kafka.topics import check_queue, create_queue_topics
 from kmq_spark.producer.resuming import ResumingProducer
 from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, seen
+from tests.kafka.letters import Letters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,3 +61,20 @@ def test_older_life_is_fenced_though_the_broker_has_forgotten_its_id(queue: Queu
     assert seen(queue)[before:] == [b"a", *[b"b"] * count, b"c"]
     older.close()
     newer.close()
+
+
+def test_older_redrive_sends_nothing_though_the_broker_has_forgotten_its_id(queue: Queue) -> None:
+    letters = Letters(queue)
+    letters.bury(b"x", b"y")
+    before = len(seen(queue))
+    reach: Any = {"bootstrap_servers": queue.bootstrap_servers, "timeout": 10}
+    layout = check_queue(queue.name, **reach)
+    log = DeadLetterLog(layout, **reach)
+    older = Redriver(layout, to=layout.topics, to_partition_count=1, topic_id=log.topic_id(), **reach)
+    still_open = list(log.letters(log.state(older.ends).bounds))
+    assert letters.redrive(all=True).done == 2
+    time.sleep(FORGETS_AFTER_S + 2)
+    with pytest.raises(KmqError):
+        older.run(still_open, RedriveSummary())
+    older.close()
+    assert seen(queue)[before:] == [b"x", b"y"]
