@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIRM_S = 1.0
-"""Longest wait for the first offset commit of a process, before its first delivery. A rebalance may delay it."""
+"""Longest wait for an offset commit, before the first delivery of a process or after a commit that failed."""
 
 POLL_S = 0.01
 """Interval of polls while a confirmation is waited for."""
@@ -134,13 +134,18 @@ class Fetcher:
         self._buffer = [*records, *self._buffer]
 
     def commit(self, batch: StartedBatch, *, within_s: float) -> None:
-        """Commit the offsets after the first of `started`, within *within_s* from the last commit. Wait for nothing."""
-        self.offsets.add(batch.next_offsets, within_s)
+        """
+        Commit the offsets after the first of `started`, within *within_s* from the last commit.
+
+        Wait for the first commit of the process, and for one that follows a failed one, at most `CONFIRM_S`.
+        """
+        is_waited_for = within_s < COMMIT_SKIPPED_S and (self.offsets.is_failing or not self._has_confirmed)
+        self.offsets.add(batch.next_offsets, 0.0 if is_waited_for else within_s)
         self._end_pending(batch)
         self.offsets.send_if_due(self.client)
         # Without this wait, a message that kills its process immediately would stay uncommitted. Each next process
         # would fetch it again as a first delivery, and each ended lease would add one more redelivered copy.
-        if batch.next_offsets and within_s < COMMIT_SKIPPED_S and not self._has_confirmed:
+        if batch.next_offsets and is_waited_for:
             self._wait_until_confirmed(batch, CONFIRM_S)
             self._has_confirmed = True
 

@@ -53,7 +53,7 @@ class OffsetCommits:
 
     `metadata`: goes with each offset, `OF_TOPIC` and the id of the topic. `positions`: offset to commit or committed.
     `confirmed`: offset that the group's coordinator has confirmed; kept when the partition goes to another consumer,
-    which begins there or later.
+    which begins there or later. `is_failing`: the last commit failed.
     """
 
     def __init__(self, topic: str) -> None:
@@ -69,6 +69,7 @@ class OffsetCommits:
         self._answered: dict[int, int] = {}
         # A transaction commits offsets in its own thread. Reentrant: for signal handlers.
         self._changed = threading.Condition(threading.RLock())
+        self.is_failing = False
         self._failed_commits = 0
         self._warning_limit = RateLimit(COMMIT_LOG_S)
 
@@ -167,6 +168,7 @@ class OffsetCommits:
                 else:
                     self._answered[each.partition] = max(each.offset, self._answered.get(each.partition, -1))
             self._confirm()
+            self.is_failing = reason is not None
         if reason is not None:
             self._log_failure(reason.str())
             return

@@ -44,9 +44,11 @@ def test_refused_offset_is_sent_again_and_a_forgotten_one_stays_confirmed() -> N
     refused = KafkaError(KafkaError.REBALANCE_IN_PROGRESS)
     offsets.on_commit(refused, [TopicPartition("orders", 0, 5), TopicPartition("orders", 1, 7)])
     assert not offsets.are_confirmed({0: 5})
+    assert offsets.is_failing
     offsets.send(sending)
     assert client.sent == [5, 7, 5, 7]
     offsets.on_commit(None, [TopicPartition("orders", 0, 5), TopicPartition("orders", 1, 7)])
+    assert not offsets.is_failing
     offsets.forget({0})
     assert offsets.are_confirmed({0: 5, 1: 7})
     assert offsets.positions == {1: 7}
