@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import TopicPartition
@@ -12,17 +13,21 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from faults.clocks import HOUR_MS, MovableClock, is_available
 from faults.events import read_events
+from faults.evidence import WORKER
 from faults.load import write
 from faults.on_consumers import STALL_MS
 from faults.on_trackers import BUSY
 from faults.proxy import TRANSACTIONAL, ProxiedBroker
-from faults.stage import WAYS, Stage
+from faults.stage import CALM, WAYS, Judged, Stage
 from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import EXIT_CODE
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
+    from faults.evidence import Verdict
 
 BROKER_STALL_MS = 20_000
 """I9: after the broker's return, messages of a partition do not wait longer than this without any being taken."""
@@ -45,6 +50,9 @@ CUT_S, SHORT_CUT_S, REJOIN_S, LATENCY_S = 30.0, 8.0, 5.0, 0.1
 
 SLOW_P99_MS = 12_000
 """I8 while each request of the tracker takes 0.2 s: a batch makes about twenty of them, and a message waits for two."""
+
+AWAY_S, ANEW_S = 60.0, 90.0
+"""How long topics are away, and after which time all messages of the new ones are handled."""
 
 FORGET_S = 60.0
 """`offsets.retention.minutes=1`, its smallest value."""
@@ -259,6 +267,62 @@ def clock_stepped(campaign: Campaign) -> Stage | None:
     time.sleep(8)
     stage.drain()
     return stage
+
+
+class NewTopics(Stage):
+    """A queue whose topics are made anew. What the processes said of the old ones does not fit the new ones."""
+
+    def make_anew(self, pause_s: float) -> None:
+        """Delete the topics of the queue, and create them again."""
+        topics = QueueTopics(self.queue).all_topics
+        self.done(self.admin.delete_topics(list(topics)))
+        time.sleep(pause_s)
+        give_up_s = time.monotonic() + WAIT_S * self.patience
+        while True:
+            try:
+                create_queue_topics(self.queue, bootstrap_servers=self.bootstrap_servers, partitions=self.partitions)
+            except KmqError:  # the broker still deletes them
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+    def is_handled(self, count: int) -> bool:
+        """Return whether so many messages were handled."""
+        children = [child for child in self.children if child.kind == WORKER]
+        return len({event["id"] for child in children for event in child.events("handled")}) >= count
+
+    def verdict(self) -> Verdict:
+        """Return what the scenario has judged itself."""
+        return Judged.verdict(self)
+
+
+def made_anew(campaign: Campaign) -> list[Stage]:
+    """F30: all topics of a queue deleted and created again under its workers and its tracker, at once and later."""
+    stages: list[Stage] = []
+    before, after = 100, 200
+    for pause_s in (0.0, AWAY_S, 2.0)[: campaign.times(3)]:
+        stage = NewTopics(campaign, "f30", partitions=2, lease_ms=5_000, **CALM)
+        stages.append(stage)
+        parts = [stage.tracked(), *stage.crew("crew"), *stage.crew("crew")]
+        stage.send(rate=0, count=before).join()
+        parts[1].until(partial(stage.is_handled, before), WAIT_S * stage.patience)
+        stage.make_anew(pause_s)
+        stage.injected("topics made anew", pause_s=pause_s)
+        stage.send(rate=0, count=after).join()
+        give_up_s, ends = time.monotonic() + ANEW_S * stage.patience, 0
+        while not stage.is_handled(before + after) and time.monotonic() < give_up_s:
+            for index, part in enumerate(parts):
+                if not part.is_running:  # a supervisor starts it again
+                    ends += 1
+                    parts[index] = stage.worker("again") if index else stage.tracker()
+            time.sleep(0.5)
+        if not stage.is_handled(before + after):
+            stage.fail(f"I9: not all of {after} messages of the new topics were handled in {ANEW_S:g} s")
+        stage.notes.append(f"topics made anew after {pause_s:g} s: {ends} processes ended and were started again")
+        stage.end_all()
+    return stages
 
 
 def offsets_expired(campaign: Campaign) -> list[Stage]:
