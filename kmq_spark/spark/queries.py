@@ -13,6 +13,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -23,7 +24,7 @@ from kmq_spark.errors import FencedError, KmqError
 from kmq_spark.pauses import retry_pause_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql.streaming.query import StreamingQuery
@@ -41,6 +42,12 @@ JVM_CONNECTION_ERRORS = (Py4JNetworkError, ConnectionError)
 
 QUERY_ERRORS = (KmqError, PySparkException, Py4JError, ConnectionError)
 """What a query raises: we, Spark, and py4j."""
+
+STOP_LIMIT_S = 20.0
+"""
+How long a stop waits for all queries, below Kubernetes' grace period of 30 s. Without a broker each request of a query
+runs into its time-out.
+"""
 
 _LOOK_S = 0.1
 
@@ -206,8 +213,14 @@ class BatchFunction:
             self._function = None
 
 
-def run_together(queries: Sequence[RestartedQuery], *, ends_all: bool = True) -> None:
-    """Run queries in a thread each. When one fails, stop the others, or let them go on; raise the first error."""
+def run_together(
+    queries: Sequence[RestartedQuery], *, ends_all: bool = True, stop_limit_s: float = STOP_LIMIT_S
+) -> None:
+    """
+    Run queries in a thread each. When one fails, stop the others, or let them go on; raise the first error.
+
+    After a stop a query that has not ended in time is left behind, as one that was killed: it loses nothing.
+    """
     errors: list[BaseException] = []
 
     def run_one(query: RestartedQuery) -> None:
@@ -225,15 +238,31 @@ def run_together(queries: Sequence[RestartedQuery], *, ends_all: bool = True) ->
             for each in queries:
                 each.stop()
 
-    threads = [threading.Thread(target=run_one, args=(query,), name=f"kmq {query.name}") for query in queries]
-    for thread in threads:
+    threads = {
+        query: threading.Thread(target=run_one, args=(query,), name=f"kmq {query.name}", daemon=True)
+        for query in queries
+    }
+    for thread in threads.values():
         thread.start()
-    for thread in threads:
-        # Join with a timeout, so that signal handlers can run in the main thread.
-        while thread.is_alive():
-            thread.join(0.2)
+    _wait_for_all(threads, stop_limit_s)
     if errors:
         raise errors[0]
+
+
+def _wait_for_all(threads: Mapping[RestartedQuery, threading.Thread], stop_limit_s: float) -> None:
+    give_up_s = float("inf")
+    while running := [query for query, thread in threads.items() if thread.is_alive()]:
+        # Join with a timeout, so that signal handlers can run in the main thread.
+        threads[running[0]].join(2 * _LOOK_S)
+        if all(query.stopping.is_set() for query in threads):
+            give_up_s = min(give_up_s, time.monotonic() + stop_limit_s)
+        if time.monotonic() > give_up_s:
+            for query in running:
+                logger.warning(
+                    "%s has not ended %g s after the stop: it is left as it is; check the broker",
+                    query.name, stop_limit_s, extra={"action": "left_running"},
+                )  # fmt: skip
+            return
 
 
 def text_of(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import gc
 import time
 import weakref
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread, Timer
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -121,6 +121,21 @@ def test_queries_that_run_together_end_together_with_the_error_of_the_first() ->
     with pytest.raises(KmqError, match="no such table"):
         run_together([*others, _Query(KmqError("no such table"))])
     assert all(query.log in ([], ["opened", "stopping", "closed"]) for query in others)
+
+
+def test_query_that_does_not_end_after_a_stop_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """A tracker whose broker is away waits for the time-out of one request after the other."""
+    is_away = Event()
+
+    class Hanging(_Query):
+        def before_stop(self) -> None:
+            is_away.wait()
+
+    query = Hanging(None)
+    Timer(0.1, query.stop).start()
+    run_together([query], stop_limit_s=0.2)
+    is_away.set()
+    assert "query of orders has not ended 0.2 s after the stop" in caplog.text
 
 
 def test_queries_that_run_each_for_itself_go_on_when_one_fails(caplog: pytest.LogCaptureFixture) -> None:
