@@ -50,6 +50,9 @@ TIMEOUT_S = 10.0
 CLOCK_MARGIN_MS = 1_000
 """A START may be this much older than its message (two brokers). Older ones belong to an earlier topic of this name."""
 
+READ_BEFORE_MS = 60_000
+"""STARTs are read from so long before a message on: the first one of the next partition may be a little older."""
+
 
 class History:
     """`unproven`: partitions without a committed offset in which no message was found yet that was never started."""
@@ -63,8 +66,10 @@ class History:
         self._servers = bootstrap_servers
         self._extra = extra
         self._ends: dict[int, int] = {}
-        self._since_ms: float = float("inf")
+        self._since_ms = self._read_from_ms = float("inf")
         self._is_complete = True
+        # The STARTs that were read: append time, queue partition, what they cover.
+        self._starts: list[tuple[int, int, tuple[OffsetRange, ...]]] = []
         # What was started, by queue partition: ascending, without overlaps.
         self._started: dict[int, list[OffsetRange]] = {}
 
@@ -126,6 +131,8 @@ class History:
                 found[index] = SKIPPED
             elif is_ours or offset + 1 >= end:
                 self.unproven.discard(partition)
+        if not self.unproven:
+            self._starts.clear()
         return found
 
     def _begin(self, missing: set[int]) -> dict[int, int]:
@@ -135,7 +142,7 @@ class History:
         if any(self._marker_offsets(LATEST).values()):
             self.unproven |= {each for each in missing if first[each] < end[each]}
         self._ends |= end
-        self._since_ms = float("inf")
+        self._since_ms = self._read_from_ms = float("inf")
         logger.info(
             "consumer group %s has no committed offsets of %s in partitions %s: it begins with the first message that "
             "was never started", self._group, topics.queue_topic, sorted(missing),
@@ -145,7 +152,7 @@ class History:
 
     def _is_started(self, partition: int, offset: int, appended_at_ms: int) -> bool:
         if appended_at_ms < self._since_ms:
-            self._read(appended_at_ms)
+            self._extend(appended_at_ms)
         ranges = self._started.get(partition, [])
         place = bisect_right(ranges, offset, key=itemgetter(0))
         if place and offset < sum(ranges[place - 1]):
@@ -160,8 +167,8 @@ class History:
             )
         return False
 
-    def _read(self, since_ms: int) -> None:
-        """Read the STARTs from an instant on: a START is appended after its message."""
+    def _extend(self, since_ms: int) -> None:
+        """Take the STARTs from an instant on: a START is appended after its message."""
         first, end = self._marker_offsets(EARLIEST), self._marker_offsets(LATEST)
 
         def since(at_ms: int) -> dict[int, int]:
@@ -169,23 +176,32 @@ class History:
             return {each: at if at >= 0 else end[each] for each, at in found.items()}
 
         self._is_complete = all(not first[each] or at > first[each] for each, at in since(since_ms).items())
-        starts = {each: at for each, at in since(since_ms - CLOCK_MARGIN_MS).items() if at < end[each]}
+        if since_ms - CLOCK_MARGIN_MS < self._read_from_ms:
+            self._read_from_ms = since_ms - READ_BEFORE_MS
+            self._read({each: at for each, at in since(since_ms - READ_BEFORE_MS).items() if at < end[each]})
+        ranges: dict[int, list[OffsetRange]] = {each: [] for each in self._ends}
+        for at_ms, partition, covered in self._starts:
+            if at_ms >= since_ms - CLOCK_MARGIN_MS and partition in ranges:
+                ranges[partition] += covered
+        self._started = {each: list(chain.from_iterable(join_ranges(found))) for each, found in ranges.items()}
+        self._since_ms = since_ms
+
+    def _read(self, starts: Mapping[int, int]) -> None:
+        """Read the STARTs from these marker offsets on."""
         # A START is in no transaction, and may be above one that is open.
         config = reader_config(self._servers, self._group, extra=self._extra) | {"isolation.level": "read_uncommitted"}
         reader = LogReader(config, self._topics.markers_topic, TIMEOUT_S)
-        ranges: dict[int, list[OffsetRange]] = {each: [] for each in self._ends}
+        self._starts.clear()
         try:
             for record in reader.read(starts):
                 try:
                     marker = decode_marker(record.value())
                 except WireError:
                     continue
-                if marker.type is MarkerType.START and marker.queue_partition in ranges:
-                    ranges[marker.queue_partition] += marker.ranges
+                if marker.type is MarkerType.START:
+                    self._starts.append((record.timestamp()[1], marker.queue_partition, marker.ranges))
         finally:
             reader.close()
-        self._started = {each: list(chain.from_iterable(join_ranges(found))) for each, found in ranges.items()}
-        self._since_ms = since_ms
 
     def _marker_offsets(self, spec: OffsetSpec) -> dict[int, int]:
         topic = self._topics.markers_topic
