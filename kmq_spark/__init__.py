@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
     from kmq_spark.consumer.message import Message
+    from kmq_spark.consumer.policy import Reject, Retry
     from kmq_spark.consumer.transaction import Transaction
     from kmq_spark.consumer.worker import RunSummary
     from kmq_spark.dlq.dead_letters import list_dead_letters, purge, redrive
@@ -50,7 +51,9 @@ _MODULE_OF = {
     "QueueConsumer": "kmq_spark.consumer.consumer",
     "QueueProducer": "kmq_spark.producer.producer",
     "RedriveSummary": "kmq_spark.dlq.redrive",
+    "Reject": "kmq_spark.consumer.policy",
     "ResumingProducer": "kmq_spark.producer.resuming",
+    "Retry": "kmq_spark.consumer.policy",
     "RunSummary": "kmq_spark.consumer.worker",
     "Transaction": "kmq_spark.consumer.transaction",
     "check_queue": "kmq_spark.kafka.topics",
@@ -76,7 +79,9 @@ __all__ = [
     "QueueConsumer",
     "QueueProducer",
     "RedriveSummary",
+    "Reject",
     "ResumingProducer",
+    "Retry",
     "RunSummary",
     "TopicError",
     "Transaction",

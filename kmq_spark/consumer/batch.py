@@ -45,6 +45,10 @@ Failures = Mapping[int, str | BaseException]
 _VALUE, _KEY = KafkaMessage.value, KafkaMessage.key
 
 
+_FAILED = (Verb.RELEASE, Verb.REJECT)
+"""How a message is settled whose work failed."""
+
+
 class Part(NamedTuple):
     """Messages `[begin, end)` of a batch that have the same lease."""
 
@@ -231,7 +235,9 @@ class Batch(Sequence[Message]):
             LeaseLostError: Leases ran out earlier; the messages are redelivered anyway.
             UsageError: One of the messages was acknowledged or rejected earlier. Nothing was settled.
         """
-        self._raise_lost(self._fail(failures, delay))
+        delay_ms = milliseconds("delay", delay)
+        kinds = {index: failure_of(error, delay_ms) for index, error in failures.items()}
+        self._raise_lost(self._settle_as(kinds)[Verb.RELEASE])
 
     def reject(self, reasons: Mapping[int, str]) -> None:
         """
@@ -276,17 +282,15 @@ class Batch(Sequence[Message]):
             return self, Batch()
         return self._of(range(count)), self._of(range(count, len(self)))
 
-    def _fail(self, failures: Failures, delay: float | timedelta = 0) -> Settlement:
-        """Fail messages as `fail` does, and return what was lost. For the consumer."""
-        delay_ms = milliseconds("delay", delay)
+    def _settle_as(self, kinds: Mapping[int, Settled]) -> dict[Verb, Settlement]:
+        """Settle messages by index, all or none. Return by verb what was settled and lost. For the consumer."""
         with self._lock:
-            numbers = self._checked(failures, Verb.RELEASE)
-            kinds = [failure_of(reason, delay_ms) for reason in failures.values()]
-            return self._settle_each(dict(zip(numbers, kinds, strict=True)))
-
-    def _fail_rest(self, error: BaseException) -> Settlement:
-        """Fail every message that is not settled: the handler raised. For the consumer."""
-        return self._settle_rest(failure_of(error))
+            of_verb = {verb: {i: kind for i, kind in kinds.items() if kind.verb is verb} for verb in _FAILED}
+            checked = {verb: self._checked(each, verb) for verb, each in of_verb.items()}
+            return {
+                verb: self._settle_each(dict(zip(checked[verb], each.values(), strict=True)))
+                for verb, each in of_verb.items()
+            }
 
     def _release_uncounted(self) -> int:
         """Release what is held, delivery not counted; return how many messages. For the consumer."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.consumer.batch import Failures
     from kmq_spark.consumer.message import Message
+    from kmq_spark.consumer.policy import Rule
     from kmq_spark.consumer.transaction import ResultTransactions, Transaction
     from kmq_spark.consumer.worker import RunSummary, Worker
 
@@ -249,7 +250,12 @@ class QueueConsumer:
 
     @overload
     def run(
-        self, handler: Callable[[Message], object], *, concurrency: int = ..., drain_timeout: float | timedelta = ...
+        self,
+        handler: Callable[[Message], object],
+        *,
+        concurrency: int = ...,
+        drain_timeout: float | timedelta = ...,
+        retry: Mapping[type[BaseException], Rule] | None = ...,
     ) -> RunSummary: ...
     @overload
     def run(
@@ -260,6 +266,7 @@ class QueueConsumer:
         batch: int,
         batch_wait: float | timedelta = ...,
         drain_timeout: float | timedelta = ...,
+        retry: Mapping[type[BaseException], Rule] | None = ...,
     ) -> RunSummary: ...
     def run(
         self,
@@ -269,6 +276,7 @@ class QueueConsumer:
         batch: int | None = None,
         batch_wait: float | timedelta = 0.05,
         drain_timeout: float | timedelta = 20,
+        retry: Mapping[type[BaseException], Rule] | None = None,
     ) -> RunSummary:
         """
         Call a handler for each message, or for each batch of messages, in threads, until stopped; then close.
@@ -296,6 +304,9 @@ class QueueConsumer:
                 timedelta. Their leases begin after it.
             drain_timeout: Longest wait for running handlers after a stop, seconds or a timedelta. After that, their
                 messages are released.
+            retry: What becomes of messages whose handler raised, by type of exception: a delay, to which the queue's
+                backoff is added, or `Reject`, for a dead letter at once. These exceptions are logged without traceback.
+                A handler may also raise `Retry` or `Reject` itself.
 
         Returns:
             Counts of messages by result.
@@ -319,6 +330,7 @@ class QueueConsumer:
             batch=batch,
             batch_wait=batch_wait,
             drain_timeout=drain_timeout,
+            retry=retry,
         )
         with self._one_receiver(), counting(str(self._topics), worker.counts):
             self._worker = worker

@@ -213,14 +213,13 @@ class Message:
             self._raise_settled("extend")
         lease.outbox.extended.append(extended)
 
-    def _finish(self, error: BaseException | None) -> Verb:
-        """Settle as the handler's result says, unless the handler did. Return the verb. For `run`."""
+    def _finish(self, kind: Settled | None) -> Verb:
+        """Settle so, or acknowledge, unless the handler has settled it. Return the verb. For `run`."""
         if self._verb is None:
-            if error is None:
+            if kind is None:
                 self.ack()
             else:
-                # The queue's backoff is added.
-                self.fail(error)
+                self._settle(kind._replace(message_offset=self._offset))
         return self._verb or Verb.ACK
 
     def _expire(self) -> bool:
@@ -313,12 +312,13 @@ class Message:
 
 def failure_of(error: BaseException | str, delay_ms: int = 0) -> Settled:
     """Return the release of a message whose work failed; its offset is not set."""
-    text = one_line(error) if isinstance(error, str) else error_text(error)
-    return Settled(Verb.RELEASE, -1, delay_ms, text, has_failed=True)
+    return Settled(Verb.RELEASE, -1, delay_ms, text_of_failure(error), has_failed=True)
 
 
-def error_text(error: BaseException) -> str:
-    """Return type and message of an exception, such as `ValueError: no such order`, as `one_line` does."""
+def text_of_failure(error: BaseException | str) -> str:
+    """Return type and message of an exception, such as `ValueError: no such order`, or a text, as `one_line` does."""
+    if isinstance(error, str):
+        return one_line(error)
     name = type(error).__name__
     try:
         message = str(error)[:MAX_ERROR_CHARS]

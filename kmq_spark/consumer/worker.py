@@ -29,11 +29,14 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from operator import index as to_index
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kmq_spark.consumer.batch import Batch, Settlement
 from kmq_spark.consumer.checks import check_bounds
 from kmq_spark.consumer.leases import Verb
+from kmq_spark.consumer.message import text_of_failure
+from kmq_spark.consumer.policy import FailurePolicy
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import BatchFailed, ConfigError, KmqError, LeaseLostError, UsageError
 from kmq_spark.failpoints import failpoint, is_armed
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.batch import Failures
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.pipeline import Pipeline
+    from kmq_spark.consumer.policy import Rule
 
 logger = logging.getLogger(__name__)
 
@@ -252,6 +256,7 @@ class Worker:
         batch: int | None,
         batch_wait: float | timedelta,
         drain_timeout: float | timedelta,
+        retry: Mapping[type[BaseException], Rule] | None,
     ) -> None:
         check_bounds("concurrency", concurrency, 1, MAX_CONCURRENCY)
         self._drain_timeout_s = milliseconds("drain_timeout", drain_timeout) / 1000
@@ -260,6 +265,7 @@ class Worker:
             check_bounds("batch", batch, 1, max_in_flight)
             self._batch_wait_s = milliseconds("batch_wait", batch_wait) / 1000
         check_handler(handler)
+        self._policy = FailurePolicy(retry)
         self._pipeline = pipeline
         self._close = close
         self._handler = _with_failpoints(handler) if is_armed() else handler
@@ -405,7 +411,7 @@ class Worker:
         while (batch := self._handler_queue.take()) is not None:
             with self._delivered_lock:
                 self._delivered_count += len(batch)
-            fatal_error = handle_batch(self._handler, batch, counts)
+            fatal_error = handle_batch(self._handler, batch, counts, self._policy)
             if fatal_error is not None:
                 self._end(fatal_error)
 
@@ -414,9 +420,7 @@ class Worker:
             _end_child(error)
         if isinstance(error, Exception):
             counts.failed += 1
-            logger.error(
-                "handler raised an exception for %r", message, exc_info=error, extra={"action": "handler_failed"}
-            )
+            _log_failure(message, error, self._policy)
         else:
             self._end(error)
         self._settle(message, counts, error)
@@ -431,7 +435,7 @@ class Worker:
     def _settle(self, message: Message, counts: RunSummary, error: BaseException | None = None) -> None:
         """Settle the message unless the handler did, and count the result."""
         try:
-            verb = message._finish(error)
+            verb = message._finish(None if error is None else self._policy.settled(error))
         except LeaseLostError as lost:
             counts.count_lost(lost)
             return
@@ -532,18 +536,20 @@ def refuse_unstarted(given: Message | Batch, result: object) -> UsageError:
     return error
 
 
-def handle_batch(handler: Callable[[Batch], object], batch: Batch, counts: RunSummary) -> BaseException | None:
+def handle_batch(
+    handler: Callable[[Batch], object], batch: Batch, counts: RunSummary, policy: FailurePolicy
+) -> BaseException | None:
     """Call the handler, settle the batch, and add the results to *counts*. Return the exception that ends the run."""
-    failed = Settlement()
+    failed: dict[Verb, Settlement] = {}
     try:
         try:
             result = handler(batch)
         except BatchFailed as error:
-            failed = _fail(batch, error.failures)
+            failed = _fail(batch, error.failures, policy)
             counts.failed += 1
         else:
             if isinstance(result, Mapping):
-                failed = _fail(batch, result)
+                failed = _fail(batch, result, policy)
             elif is_unstarted_work(result):
                 return refuse_unstarted(batch, result)
             elif result is not None:
@@ -553,26 +559,33 @@ def handle_batch(handler: Callable[[Batch], object], batch: Batch, counts: RunSu
                 )
                 batch._release_uncounted()
                 return UsageError(message)
-    except BaseException as error:  # the worker passes it to the thread that called `run`
-        is_fatal = not isinstance(error, Exception)
-        if not is_fatal:
+    except BaseException as error:  # noqa: BLE001  # the worker passes it to the thread that called `run`
+        if isinstance(error, Exception):
             counts.failed += 1
-            logger.exception("handler raised an exception for %r", batch, extra={"action": "handler_failed"})
-        _count(counts, batch, {Verb.RELEASE: batch._fail_rest(error)})
-        return error if is_fatal else None
-    _count(counts, batch, {Verb.RELEASE: failed, Verb.ACK: batch._settle_rest()})
+            _log_failure(batch, error, policy)
+        kind = policy.settled(error)
+        _count(counts, batch, {kind.verb: batch._settle_rest(kind)})
+        return None if isinstance(error, Exception) else error
+    _count(counts, batch, {**failed, Verb.ACK: batch._settle_rest()})
     return None
 
 
-def _fail(batch: Batch, failures: Failures) -> Settlement:
-    settlement = batch._fail(failures)
-    if failures:
+def _log_failure(given: Message | Batch, error: Exception, policy: FailurePolicy) -> None:
+    if policy.is_expected(error):
+        logger.info("handler failed for %r: %s", given, text_of_failure(error), extra={"action": "handler_failed"})
+    else:
+        logger.error("handler raised an exception for %r", given, exc_info=error, extra={"action": "handler_failed"})
+
+
+def _fail(batch: Batch, failures: Failures, policy: FailurePolicy) -> dict[Verb, Settlement]:
+    found = batch._settle_as({to_index(index): policy.settled(error) for index, error in failures.items()})
+    if not all(map(policy.is_expected, failures.values())):
         index, reason = next(iter(failures.items()))
         logger.warning(
             "handler failed %d of %d message(s) of a batch, the first is %r: %r",
             len(failures), len(batch), batch[index], reason, extra={"action": "handler_failed"},
         )  # fmt: skip
-    return settlement
+    return found
 
 
 def _count(counts: RunSummary, batch: Batch, settlements: Mapping[Verb, Settlement]) -> None:

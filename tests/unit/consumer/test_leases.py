@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox
 from kmq_spark.consumer.marker_writer import renewals
-from kmq_spark.consumer.message import Message, error_text
+from kmq_spark.consumer.message import Message, text_of_failure
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
 from kmq_spark.core.ranges import MAX_RANGES_PER_MARKER, cut_ranges, join_ranges
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
@@ -124,7 +124,7 @@ class UnreadableError(Exception):
 )
 def test_text_is_one_printable_line_within_its_bound(error: BaseException, text: str) -> None:
     """Whatever a handler raises."""
-    assert error_text(error) == text
+    assert text_of_failure(error) == text
 
 
 def test_held_count_and_expiry_of_the_table() -> None:
