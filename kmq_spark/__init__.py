@@ -26,6 +26,7 @@ from kmq_spark.errors import (
 
 if TYPE_CHECKING:
     from kmq_spark.config import load_settings
+    from kmq_spark.consumer.async_consumer import AsyncQueueConsumer
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
     from kmq_spark.consumer.message import Message
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kmq_spark.dlq.redrive import RedriveSummary
     from kmq_spark.kafka.queue_rules import create_queue
     from kmq_spark.kafka.topics import check_queue
+    from kmq_spark.producer.async_producer import AsyncQueueProducer
     from kmq_spark.producer.producer import QueueProducer
     from kmq_spark.producer.resuming import ResumingProducer
     from kmq_spark.wire.dead_letter import DeadLetter
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "AsyncQueueConsumer": "kmq_spark.consumer.async_consumer",
+    "AsyncQueueProducer": "kmq_spark.producer.async_producer",
     "Batch": "kmq_spark.consumer.batch",
     "DeadLetter": "kmq_spark.wire.dead_letter",
     "DeadLetterFilter": "kmq_spark.dlq.filter",
@@ -65,6 +69,8 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "AsyncQueueConsumer",
+    "AsyncQueueProducer",
     "Batch",
     "BatchFailed",
     "ConfigError",

@@ -37,11 +37,12 @@ from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
 
+    from kmq_spark.consumer.async_worker import AsyncWorker
     from kmq_spark.consumer.batch import Failures
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.policy import Rule
@@ -68,7 +69,7 @@ class QueueConsumer:
     """
 
     _is_closed = _is_stopped = False
-    _worker: Worker | None = None
+    _worker: Worker | AsyncWorker | None = None
     _transactions: ResultTransactions | None = None
 
     def __init__(
@@ -290,13 +291,13 @@ class QueueConsumer:
         Args:
             handler: Called with one message. If it returns, the message is acknowledged, unless the handler has settled
                 it. If it raises, the exception is logged and the message is released for redelivery, after the queue's
-                backoff. It must not be a coroutine function; wrap one, for example
-                `lambda message: asyncio.run(handle(message))`.
+                backoff. A coroutine function runs in tasks of one event loop instead of threads; see
+                `AsyncQueueConsumer`.
                 With *batch*, it is called with a `Batch`. If it returns None, every message that it has not settled is
                 acknowledged. If it raises, they are all released. If it raises `BatchFailed({3: error})`, or returns
                 such a mapping from indices to exceptions or texts, those messages are released and the others are
                 acknowledged.
-            concurrency: Number of handler threads.
+            concurrency: Number of handlers that run at once.
             batch: Maximum number of messages of a batch, at most `max_in_flight`; None to call the handler with single
                 messages. Each running handler holds a batch, so *concurrency* of them need a `max_in_flight` of
                 concurrency times *batch*.
@@ -317,26 +318,37 @@ class QueueConsumer:
             UsageError: As `receive`; or the handler returned an awaitable or a generator, or with *batch* another value
                 that is neither None nor a mapping. Its messages were released without counting the delivery.
         """
-        from kmq_spark.consumer.worker import Worker  # noqa: PLC0415  # as the next one
+        from kmq_spark.consumer.worker import Worker, is_coroutine_function  # noqa: PLC0415  # as the next one
         from kmq_spark.metrics.worker import counting  # noqa: PLC0415  # a caller of `receive` needs neither
 
         self._check_usable()
-        worker = Worker(
-            self._pipeline,
-            self.close,
-            handler,
-            max_in_flight=self._limits.max_in_flight,
-            concurrency=concurrency,
-            batch=batch,
-            batch_wait=batch_wait,
-            drain_timeout=drain_timeout,
-            retry=retry,
-        )
+        options: dict[str, Any] = {
+            "concurrency": concurrency, "batch": batch, "batch_wait": batch_wait, "drain_timeout": drain_timeout,
+            "retry": retry,
+        }  # fmt: skip
+        if is_coroutine_function(handler):
+            import asyncio  # noqa: PLC0415  # most programs need none
+
+            return asyncio.run(self._run_tasks(handler, takes_interrupts=True, **options))
+        worker = Worker(self._pipeline, self.close, handler, max_in_flight=self._limits.max_in_flight, **options)
         with self._one_receiver(), counting(str(self._topics), worker.counts):
             self._worker = worker
             if self._is_stopped:
                 worker.stop()
             return worker.run()
+
+    async def _run_tasks(self, handler: Callable[[Any], Awaitable[object]], **options: Any) -> RunSummary:
+        """Call a coroutine function for each message, in the running event loop; see `AsyncQueueConsumer.run`."""
+        from kmq_spark.consumer.async_worker import AsyncWorker  # noqa: PLC0415  # most programs need none
+        from kmq_spark.metrics.worker import counting  # noqa: PLC0415  # as above
+
+        self._check_usable()
+        worker = AsyncWorker(self._pipeline, self.close, handler, max_in_flight=self._limits.max_in_flight, **options)
+        with self._one_receiver(), counting(str(self._topics), worker.counts):
+            self._worker = worker
+            if self._is_stopped:
+                worker.stop()
+            return await worker.run()
 
     def transaction(self) -> contextlib.AbstractContextManager[Transaction]:
         """

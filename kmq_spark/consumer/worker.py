@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from operator import index as to_index
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from kmq_spark.consumer.batch import Batch, Settlement
 from kmq_spark.consumer.checks import check_bounds
@@ -42,7 +42,7 @@ from kmq_spark.errors import BatchFailed, ConfigError, KmqError, LeaseLostError,
 from kmq_spark.failpoints import failpoint, is_armed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from datetime import timedelta
     from types import FrameType
 
@@ -402,7 +402,7 @@ class Worker:
             except LeaseLostError as error:
                 counts.count_lost(error)
             except UsageError:
-                self._settle(message, counts)  # the handler has released or rejected it
+                settle(message, counts, self._policy)  # the handler has released or rejected it
             else:
                 counts.acked += 1
 
@@ -418,12 +418,9 @@ class Worker:
     def _fail(self, message: Message, counts: RunSummary, error: BaseException) -> None:
         if self._pid != os.getpid():
             _end_child(error)
-        if isinstance(error, Exception):
-            counts.failed += 1
-            _log_failure(message, error, self._policy)
-        else:
+        if not isinstance(error, Exception):
             self._end(error)
-        self._settle(message, counts, error)
+        fail(message, counts, self._policy, error)
 
     def _end(self, error: BaseException) -> None:
         """End the run with an error, which `run` raises in the thread that called it."""
@@ -431,15 +428,6 @@ class Worker:
             _end_child(error)
         self._fatal_error = error
         self.stop()
-
-    def _settle(self, message: Message, counts: RunSummary, error: BaseException | None = None) -> None:
-        """Settle the message unless the handler did, and count the result."""
-        try:
-            verb = message._finish(None if error is None else self._policy.settled(error))
-        except LeaseLostError as lost:
-            counts.count_lost(lost)
-            return
-        counts.count(verb)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -488,13 +476,9 @@ def _end_child(error: BaseException) -> NoReturn:
     os._exit(code or 0)
 
 
-_WORKING = (
-    "a function that finishes its work before it returns; pass for example "
-    "`lambda message: asyncio.run(handle(message))`"
-)
+_WORKING = "a function that finishes its work before it returns, or a coroutine function"
 
 _LAZY_KINDS: dict[str, Callable[[object], bool]] = {
-    "coroutine function": inspect.iscoroutinefunction,
     "asynchronous generator function": inspect.isasyncgenfunction,
     "generator function": inspect.isgeneratorfunction,
 }
@@ -504,20 +488,28 @@ def check_handler(handler: object) -> None:
     """
     Raise ConfigError for a handler that does not do its work when it is called.
 
-    A coroutine function or generator function only returns an object that runs later: its messages would be
-    acknowledged without any work, and lost. So would those of an object with such a `__call__`, and of a partial.
+    A generator function only returns an object that runs later: its messages would be acknowledged without any work,
+    and lost. So would those of an object with such a `__call__`, and of a partial.
     """
-    called = handler
-    while isinstance(called, functools.partial):
-        called = called.func
-    if not callable(called):
+    if not callable(handler):
         message = f"handler is not callable: got {handler!r}; expected a function of one message"
         raise ConfigError(message)
-    for each in (called, inspect.getattr_static(type(called), "__call__", None)):
+    for each in _functions_of(handler):
         for kind, is_kind in _LAZY_KINDS.items():
             if is_kind(each):
                 message = f"handler is a {kind}: got {handler!r}; expected {_WORKING}"
                 raise ConfigError(message)
+
+
+def is_coroutine_function(handler: object) -> TypeGuard[Callable[[Any], Awaitable[object]]]:
+    """Return whether a handler must be awaited; also for a partial, and an object with such a `__call__`."""
+    return any(map(inspect.iscoroutinefunction, _functions_of(handler)))
+
+
+def _functions_of(handler: object) -> tuple[object, object]:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return handler, inspect.getattr_static(type(handler), "__call__", None)
 
 
 def is_unstarted_work(result: object) -> bool:
@@ -534,6 +526,24 @@ def refuse_unstarted(given: Message | Batch, result: object) -> UsageError:
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()  # otherwise Python warns that it was never awaited
     return error
+
+
+def fail(message: Message, counts: RunSummary, policy: FailurePolicy, error: BaseException) -> None:
+    """Settle a message whose handler raised, unless the handler did, and count and log it."""
+    if isinstance(error, Exception):
+        counts.failed += 1
+        _log_failure(message, error, policy)
+    settle(message, counts, policy, error)
+
+
+def settle(message: Message, counts: RunSummary, policy: FailurePolicy, error: BaseException | None = None) -> None:
+    """Settle a message as its handler's end says, unless the handler did, and count it."""
+    try:
+        verb = message._finish(None if error is None else policy.settled(error))
+    except LeaseLostError as lost:
+        counts.count_lost(lost)
+    else:
+        counts.count(verb)
 
 
 def handle_batch(
