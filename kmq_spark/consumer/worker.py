@@ -479,8 +479,8 @@ def _end_child(error: BaseException) -> NoReturn:
 _WORKING = "a function that finishes its work before it returns, or a coroutine function"
 
 _LAZY_KINDS: dict[str, Callable[[object], bool]] = {
-    "asynchronous generator function": inspect.isasyncgenfunction,
-    "generator function": inspect.isgeneratorfunction,
+    "an asynchronous generator function": inspect.isasyncgenfunction,
+    "a generator function": inspect.isgeneratorfunction,
 }
 
 
@@ -497,7 +497,7 @@ def check_handler(handler: object) -> None:
     for each in _functions_of(handler):
         for kind, is_kind in _LAZY_KINDS.items():
             if is_kind(each):
-                message = f"handler is a {kind}: got {handler!r}; expected {_WORKING}"
+                message = f"handler is {kind}: got {handler!r}; expected {_WORKING}"
                 raise ConfigError(message)
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.kafka
 
-FORGETS_AFTER_S = 2.0
+FORGETS_AFTER_S = 5.0
+"""More than a loaded machine needs between the steps of one that is not to be forgotten."""
 
 
 @pytest.fixture(scope="module")

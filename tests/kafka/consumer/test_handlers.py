@@ -1,19 +1,20 @@
-"""Handlers that `run` refuses: generators and coroutine functions, whose call returns before the work is done."""
+"""Handlers whose call returns before the work is done: coroutines are awaited, generators are refused."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import ConfigError, UsageError
-from tests.kafka.conftest import Queue, consumer_of, covered
+from tests.kafka.conftest import Queue, consumer_of, covered, ended, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from kmq_spark.consumer.message import Message
 
@@ -34,15 +35,29 @@ class Handler:
 
     async def __call__(self, message: Message) -> None:
         """Handle a message on an event loop."""
+        await handle(message)
 
 
-REFUSED: list[Any] = [
-    handle,
-    functools.partial(handle, _others=1),
-    Handler(),
-    generate,
-    "handle",
-]
+async def generate_in_a_loop(_message: Message) -> AsyncIterator[int]:
+    """Do nothing until it is iterated."""
+    yield 1
+
+
+COROUTINES: list[Any] = [handle, functools.partial(handle, _others=1), Handler()]
+
+
+@pytest.mark.parametrize("handler", COROUTINES)
+def test_coroutine_is_awaited_whatever_it_hides_in(queue: Queue, handler: Any) -> None:  # noqa: ANN401  # of any type
+    queue.send("a")
+    consumer = consumer_of(queue)
+    stop = threading.Thread(target=lambda: (wait_until(lambda: bool(ended(queue))), consumer.stop()))
+    stop.start()
+    consumer.run(handler)
+    stop.join()
+    assert len(ended(queue)) == 1
+
+
+REFUSED: list[Any] = [generate, functools.partial(generate), generate_in_a_loop, "handle"]
 
 
 @pytest.mark.parametrize("handler", REFUSED)
@@ -50,7 +65,7 @@ def test_handler_whose_call_only_begins_work_is_refused_before_anything_is_recei
     queue.send("a")
     with (
         consumer_of(queue) as consumer,
-        pytest.raises(ConfigError, match=r"handler is a (coroutine|generator) function|handler is not callable"),
+        pytest.raises(ConfigError, match=r"handler is an? (asynchronous )?generator function|handler is not callable"),
     ):
         consumer.run(handler)
     assert queue.markers() == []
