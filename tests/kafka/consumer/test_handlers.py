@@ -50,10 +50,15 @@ COROUTINES: list[Any] = [handle, functools.partial(handle, _others=1), Handler()
 def test_coroutine_is_awaited_whatever_it_hides_in(queue: Queue, handler: Any) -> None:  # noqa: ANN401  # of any type
     queue.send("a")
     consumer = consumer_of(queue)
-    stop = threading.Thread(target=lambda: (wait_until(lambda: bool(ended(queue))), consumer.stop()))
-    stop.start()
+
+    def stop() -> None:
+        wait_until(lambda: bool(ended(queue)))
+        consumer.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
     consumer.run(handler)
-    stop.join()
+    stopper.join()
     assert len(ended(queue)) == 1
 
 

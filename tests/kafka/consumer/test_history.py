@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import KmqError, TopicError
@@ -40,7 +41,17 @@ def delete_group(queue: Queue, suffix: str = "") -> None:
     """Delete a consumer group, and with it its offsets."""
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     group = f"kmq.{queue.name}{suffix}"
-    admin.delete_consumer_groups([group])[group].result(10)
+
+    def is_deleted() -> bool:
+        try:
+            admin.delete_consumer_groups([group])[group].result(10)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NON_EMPTY_GROUP:  # a closed member's leave is under way
+                raise
+            return False
+        return True
+
+    assert wait_until(is_deleted)
 
 
 def delete_topics(queue: Queue) -> None:
