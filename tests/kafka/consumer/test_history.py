@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import KmqError, TopicError
@@ -46,10 +45,11 @@ def delete_group(queue: Queue, suffix: str = "") -> None:
         try:
             admin.delete_consumer_groups([group])[group].result(10)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return True
             if error.args[0].code() != KafkaError.NON_EMPTY_GROUP:  # a closed member's leave is under way
                 raise
-            return False
-        return True
+        return False
 
     assert wait_until(is_deleted)
 
