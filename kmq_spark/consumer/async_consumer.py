@@ -75,9 +75,12 @@ class AsyncQueueConsumer:
 
     async def __aenter__(self) -> Self:
         """Connect. Raises what `QueueConsumer(...)` raises."""
-        self._opened = await asyncio.to_thread(QueueConsumer, self._queue, **self._options)
+        self._opened = await self._connect()
         self._receiving = ThreadPoolExecutor(1, f"kmq-receive-{self._queue}")
         return self
+
+    async def _connect(self) -> QueueConsumer:
+        return await asyncio.to_thread(QueueConsumer, self._queue, **self._options)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

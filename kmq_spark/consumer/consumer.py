@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, overload
 from kmq_spark.consumer.admission import AdmissionPolicy
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.checks import check_bounds, check_topics, limits_of
+from kmq_spark.consumer.fetcher import Fetcher
 from kmq_spark.consumer.history import History
 from kmq_spark.consumer.leases import LeaseTable, Settled, Verb
 from kmq_spark.consumer.marker_producer import MarkerProducer
@@ -146,7 +147,7 @@ class QueueConsumer:
         check_topics(self._producer.client, topics, bootstrap_servers, timeout)
         self._writer = MarkerWriter(self._producer, self._leases, self.consumer_id)
         self._pipeline = Pipeline(
-            config,
+            Fetcher(config, topics.queue_topic, limits.start_timeout_s, self._leases),
             topic=topics.queue_topic,
             policy=AdmissionPolicy(logical_queue, subscription, isolate_after),
             history=History(config["group.id"], topics, bootstrap_servers, extra),

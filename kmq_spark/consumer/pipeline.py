@@ -33,7 +33,6 @@ from kmq_spark.consumer.admission import (
     plan_batch,
 )
 from kmq_spark.consumer.batch import Batch
-from kmq_spark.consumer.fetcher import Fetcher
 from kmq_spark.consumer.leases import Lease
 from kmq_spark.consumer.offsets import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM
 from kmq_spark.consumer.started import Columns, StartedBatch, columns_of, create_leases
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized
 
     from kmq_spark.consumer.checks import Limits
+    from kmq_spark.consumer.fetcher import Fetcher
     from kmq_spark.consumer.history import History
     from kmq_spark.consumer.leases import LeaseTable
     from kmq_spark.consumer.marker_producer import MarkerProducer
@@ -102,7 +102,7 @@ class Pipeline:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        fetcher: Fetcher,
         *,
         topic: str,
         policy: AdmissionPolicy,
@@ -121,7 +121,7 @@ class Pipeline:
         self._consumer_id = consumer_id
         self._limits = limits
         self._write_settled = write_settled
-        self._fetcher = Fetcher(config, topic, limits.start_timeout_s, leases)
+        self._fetcher = fetcher
         self._suspects = SuspectSchedule()
         # Started and not handed out, in fetch order. Reentrant lock: a signal handler may call.
         self._ahead: deque[StartedBatch] = deque()
