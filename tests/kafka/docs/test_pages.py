@@ -75,6 +75,12 @@ def test_consuming_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: C
     assert seen(Queue("invoices", own_broker.bootstrap_servers)) == [b"invoice for order 42"]
 
 
+def test_testing_page_s_tests_pass(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    reader = make_reader(own_broker.port)
+    reader.read("docs/testing.md")
+    assert "3 passed" in reader.run("python -m pytest -p no:kmq_spark -p kmq_spark.testing.plugin block_1.py")
+
+
 @pytest.mark.slow  # its tutorial takes a while
 def test_coordination_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """In the tutorial each task is run by one process at a time, and anna's tasks by the other two after her death."""
