@@ -58,7 +58,7 @@ class InMemory:
 
     def __init__(self, partitions: int, rules: Mapping[str, Any], beside: InMemory | None) -> None:
         self.name = f"queue-{next(_numbers)}"
-        self.queue = InMemoryQueue(
+        self.queue: InMemoryQueue = InMemoryQueue(
             self.name, partitions=partitions, rules=rules, beside=None if beside is None else beside.queue
         )
 
