@@ -21,6 +21,7 @@ from kmq_spark.errors import (
     LeaseLostError,
     TopicError,
     TransactionError,
+    UnreadableError,
     UsageError,
 )
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kmq_spark.dlq.filter import DeadLetterFilter
     from kmq_spark.dlq.redrive import RedriveSummary
     from kmq_spark.kafka.queue_rules import create_queue
+    from kmq_spark.kafka.serializers import JsonDeserializer, JsonSerializer
     from kmq_spark.kafka.topics import check_queue
     from kmq_spark.producer.async_producer import AsyncQueueProducer
     from kmq_spark.producer.producer import QueueProducer
@@ -51,6 +53,8 @@ _MODULE_OF = {
     "Batch": "kmq_spark.consumer.batch",
     "DeadLetter": "kmq_spark.wire.dead_letter",
     "DeadLetterFilter": "kmq_spark.dlq.filter",
+    "JsonDeserializer": "kmq_spark.kafka.serializers",
+    "JsonSerializer": "kmq_spark.kafka.serializers",
     "Message": "kmq_spark.consumer.message",
     "QueueConsumer": "kmq_spark.consumer.consumer",
     "QueueProducer": "kmq_spark.producer.producer",
@@ -77,6 +81,8 @@ __all__ = [
     "DeadLetter",
     "DeadLetterFilter",
     "FencedError",
+    "JsonDeserializer",
+    "JsonSerializer",
     "KafkaClientError",
     "KmqError",
     "LeaseLostError",
@@ -92,6 +98,7 @@ __all__ = [
     "TopicError",
     "Transaction",
     "TransactionError",
+    "UnreadableError",
     "UsageError",
     "check_queue",
     "create_queue",

@@ -79,6 +79,14 @@ class LeaseLostError(KmqError):
     """The caller's lease ran out; the message may have been delivered again already, or will be."""
 
 
+class UnreadableError(KmqError, ValueError):
+    """
+    The value of a message cannot be read by the consumer's deserializer; its bytes are in `Message.value`.
+
+    A handler of `QueueConsumer.run` may let it through: the message becomes a dead letter.
+    """
+
+
 class BatchFailed(KmqError):  # noqa: N818  # programs raise it to `run`; nothing of ours raises it to a program
     """
     Some messages of a batch failed; the others are done.

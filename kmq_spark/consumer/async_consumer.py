@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.policy import Rule
     from kmq_spark.consumer.worker import RunSummary
+    from kmq_spark.kafka.serializers import Deserializer
     from kmq_spark.producer.options import Headers
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_lease: float | timedelta | None
     max_in_flight: int
     isolate_after: int
+    deserializer: Deserializer | None
     timeout: float
     extra: Mapping[str, str] | None
 

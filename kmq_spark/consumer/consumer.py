@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.policy import Rule
     from kmq_spark.consumer.transaction import ResultTransactions, Transaction
     from kmq_spark.consumer.worker import RunSummary, Worker
+    from kmq_spark.kafka.serializers import Deserializer
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class QueueConsumer:
         max_lease: float | timedelta | None = None,
         max_in_flight: int = 1_000,
         isolate_after: int = 2,
+        deserializer: Deserializer | None = None,
         timeout: float = 10,
         extra: Mapping[str, str] | None = None,
     ) -> None:
@@ -108,6 +110,7 @@ class QueueConsumer:
             isolate_after: A message becomes a suspect after this many deliveries that ended silently (no answer, as
                 when a process dies). A suspect is delivered alone, while nothing else is held. 0 disables isolation.
                 Recommended: half of the queue's `max_deliveries`.
+            deserializer: What reads `Message.data`: `JsonDeserializer()`, or one of confluent-kafka's deserializers.
             timeout: Timeout of the broker requests of this constructor and of result transactions, seconds.
             extra: librdkafka settings. `client.id` is also the name in the markers; by default host, process id and a
                 random part. `group.id` is by default `kmq.<queue>` plus the names of subscription and logical queue.
@@ -133,7 +136,7 @@ class QueueConsumer:
             lease = lease_of(topics, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
         limits = self._limits = limits_of(lease, max_lease, max_in_flight)
         self._bootstrap_servers, self._extra, self._timeout = bootstrap_servers, extra, timeout
-        self._leases = LeaseTable()
+        self._leases = LeaseTable(deserializer)
         # Reentrant: if an interrupt prevents its release, the same thread can still receive.
         self._receiving = threading.RLock()
         self._lock = threading.Lock()

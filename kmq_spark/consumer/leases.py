@@ -27,6 +27,8 @@ from kmq_spark.core.markers import OffsetRange
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from kmq_spark.kafka.serializers import Deserializer
+
 Item = TypeVar("Item")
 
 ENDED = float("-inf")
@@ -217,9 +219,14 @@ class Lease:
 
 
 class LeaseTable:
-    """The open leases and the outboxes of one consumer. Thread-safe. *now* is in monotonic seconds."""
+    """
+    The open leases and the outboxes of one consumer. Thread-safe. *now* is in monotonic seconds.
 
-    def __init__(self) -> None:
+    *deserializer* reads the values of its messages; None if it has none.
+    """
+
+    def __init__(self, deserializer: Deserializer | None = None) -> None:
+        self.deserializer = deserializer
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
         self._outboxes: dict[int, Outbox] = {}

@@ -12,7 +12,7 @@ Source: SQS `ReceiveMessage` and Kafka's share consumer for the verbs. The gloss
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
@@ -56,6 +56,23 @@ class Message:
     def value(self) -> bytes | None:
         """The payload as it was sent."""
         return self._record.value()
+
+    @property
+    def data(self) -> Any:  # noqa: ANN401  # any object
+        """
+        The payload as the consumer's deserializer reads it, each time anew.
+
+        Raises:
+            UnreadableError: The deserializer raised. In a handler of `run` this makes a dead letter.
+            UsageError: The consumer has no deserializer.
+        """
+        from kmq_spark.kafka.serializers import read_value  # noqa: PLC0415  # most consumers need none
+
+        table = self._lease.outbox.table
+        if table is None or table.deserializer is None:
+            message = "consumer has no deserializer: got a call of data; give it one, such as JsonDeserializer()"
+            raise UsageError(message)
+        return read_value(table.deserializer, self._record.topic() or "", self.value, self.headers)
 
     @property
     def key(self) -> bytes | None:

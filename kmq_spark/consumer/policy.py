@@ -1,8 +1,8 @@
 """
 What becomes of a message whose handler raised: it is failed, retried later, or rejected.
 
-Rule 1: `Retry` and `Reject` say it themselves. Of all others the caller's mapping says it by type, the nearest class
-first; without one the message is failed, and the queue's backoff applies.
+Rule 1: `Retry` and `Reject` say it themselves; a message that cannot be read is rejected. Of all others the caller's
+mapping says it by type, the nearest class first; without one the message is failed, and the queue's backoff applies.
 
 Source: Celery's `Retry` and `Reject`; aiokafka and dramatiq have no such thing.
 """
@@ -16,7 +16,7 @@ from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.consumer.message import failure_of, text_of_failure
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.core.markers import MAX_TEXT_CHARS
-from kmq_spark.errors import ConfigError, KmqError
+from kmq_spark.errors import ConfigError, KmqError, UnreadableError
 
 
 class Retry(KmqError):  # noqa: N818  # programs raise it to `run`; nothing of ours raises it to a program
@@ -62,7 +62,7 @@ class FailurePolicy:
         if retry is not None and not isinstance(retry, Mapping):
             message = f"retry is not a mapping: got {retry!r}; expected delays, or Reject, by type of exception"
             raise ConfigError(message)
-        self._delays_ms: dict[type[BaseException], int | None] = {}
+        self._delays_ms: dict[type[BaseException], int | None] = {UnreadableError: None}
         for kind, rule in (retry or {}).items():
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 message = f"retry names what no handler raises: got {kind!r}; expected a class of exceptions"

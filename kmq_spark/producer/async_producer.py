@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from kmq_spark.errors import UsageError
 from kmq_spark.producer.producer import QueueProducer
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.markers import MessageId
     from kmq_spark.errors import KmqError
+    from kmq_spark.kafka.serializers import Serializer
     from kmq_spark.producer.options import Headers
 
 
@@ -26,6 +27,7 @@ class ProducerOptions(TypedDict, total=False):
     bootstrap_servers: str
     max_message_bytes: int
     delivery_timeout: float | timedelta
+    serializer: Serializer | None
     timeout: float | timedelta
     extra: Mapping[str, str] | None
 
@@ -70,7 +72,7 @@ class AsyncQueueProducer:
             await closing
             raise
 
-    async def send(self, value: bytes | str | None, **arguments: Unpack[SendArguments]) -> MessageId:
+    async def send(self, value: Any, **arguments: Unpack[SendArguments]) -> MessageId:  # noqa: ANN401  # as `QueueProducer`
         """
         Send a message, as `QueueProducer.send`; return its id when it is durable.
 

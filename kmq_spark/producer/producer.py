@@ -18,7 +18,8 @@ import random
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException, Producer
 
@@ -29,7 +30,7 @@ from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, make_client, producer_config
 from kmq_spark.kafka.topics import partition_count
-from kmq_spark.producer.options import SendOptions
+from kmq_spark.producer.options import SendOptions, checked_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import KafkaError, Message
 
+    from kmq_spark.kafka.serializers import Serializer
     from kmq_spark.producer.options import Headers, Pairs
 
     OnDelivery = Callable[[MessageId | None, KmqError | None], object]
@@ -90,6 +92,7 @@ class QueueProducer:
         bootstrap_servers: str,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         delivery_timeout: float | timedelta = 120.0,
+        serializer: Serializer | None = None,
         timeout: float | timedelta = 10.0,
         extra: Mapping[str, str] | None = None,
     ) -> None:
@@ -103,6 +106,8 @@ class QueueProducer:
                 was created with.
             delivery_timeout: Time after which an undelivered message has failed, seconds or a timedelta
                 (`delivery.timeout.ms`).
+            serializer: What makes bytes of the values: `JsonSerializer()`, or one of confluent-kafka's serializers. By
+                default values are bytes or text.
             timeout: Timeout of metadata requests, seconds or a timedelta. Also the longest time that `send` blocks
                 because the client's send buffer is full.
             extra: librdkafka settings.
@@ -116,6 +121,11 @@ class QueueProducer:
         self._timeout = seconds("timeout", timeout)
         self._max_message_bytes = max_message_bytes
         self._options = SendOptions(bootstrap_servers, self._timeout, extra)
+        self._serialize: Callable[[Any, Pairs], tuple[bytes | None, Pairs]] | None = None
+        if serializer is not None:
+            from kmq_spark.kafka.serializers import serialized  # noqa: PLC0415  # most producers need none
+
+            self._serialize = partial(serialized, serializer, self._topic)
         self._forks = _forks
         self._errors: list[KmqError] = []
         self._sent_count = 0
@@ -158,7 +168,7 @@ class QueueProducer:
 
     def send(
         self,
-        value: bytes | str | None,
+        value: Any,  # noqa: ANN401  # what the serializer takes
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -176,7 +186,7 @@ class QueueProducer:
         queue topic and of its markers topic. The markers topics of subscriptions are not checked.
 
         Args:
-            value: Payload; text is encoded as UTF-8.
+            value: Payload: bytes or text, which is encoded as UTF-8, or what the producer's serializer takes.
             key: All messages with one key are sent to one partition; text is encoded as UTF-8.
             headers: Kept in redelivered copies and dead letters. Names that begin with `kmq-` are reserved.
             partition: Queue partition. By default the key selects it; without a key it is random.
@@ -192,8 +202,8 @@ class QueueProducer:
                 than 0. An expired message is not delivered or redelivered.
 
         Raises:
-            ConfigError: A value is out of bounds, a header name is reserved, or the delay is longer than the retention
-                of the topics.
+            ConfigError: A value is out of bounds, a header name is reserved, the serializer raised, or the delay is
+                longer than the retention of the topics.
             KafkaClientError: The message is too large, or the client's send buffer stayed full for *timeout*.
             KmqError: An earlier message without a callback has failed; this message was not sent.
             UsageError: The producer is closed or was created in another process.
@@ -204,6 +214,8 @@ class QueueProducer:
         if self._errors:
             self._raise_failed()
         pairs: Pairs | None = None
+        if self._serialize is not None:
+            value, headers = self._serialize(value, checked_headers(headers or ()))
         if headers or not (logical_queue is None and delay is None and at is None and ttl is None):
             pairs = self._options.headers(
                 self._topic, headers, logical_queue=logical_queue, delay=delay, at=at, ttl=ttl

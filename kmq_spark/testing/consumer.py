@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.pipeline import Result
     from kmq_spark.consumer.started import StartedBatch
     from kmq_spark.errors import KmqError
+    from kmq_spark.kafka.serializers import Deserializer
     from kmq_spark.testing.log import MemoryLog
     from kmq_spark.testing.queue import InMemoryQueue
 
@@ -231,6 +232,7 @@ class InMemoryConsumer(QueueConsumer):
         max_lease: float | timedelta | None = None,
         max_in_flight: int = 1_000,
         isolate_after: int = 2,
+        deserializer: Deserializer | None = None,
     ) -> None:
         topics = self._topics = QueueTopics(queue.name, subscription)
         group = topics.logical_group(logical_queue) if logical_queue else topics.consumer_group
@@ -238,7 +240,7 @@ class InMemoryConsumer(QueueConsumer):
         check_bounds("isolate_after", isolate_after, 0, 10_000)
         self.consumer_id = new_client_id("consumer")
         limits = self._limits = limits_of(queue.lease if lease is None else lease, max_lease, max_in_flight)
-        self._leases = LeaseTable()
+        self._leases = LeaseTable(deserializer)
         self._receiving, self._lock, self._pid = threading.RLock(), threading.Lock(), os.getpid()
         self._in_memory, self._in_block = queue, threading.local()
         markers = MemoryMarkers(queue.log, topics.markers_topic)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.leases import Lease, Outbox
+from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox
 from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import MessageId
 from kmq_spark.producer.options import checked_headers
@@ -14,6 +14,7 @@ from kmq_spark.testing.log import START_MS
 from kmq_spark.wire.headers import ORIGIN
 
 if TYPE_CHECKING:
+    from kmq_spark.kafka.serializers import Deserializer
     from kmq_spark.producer.options import Headers
 
 FOREVER = float("inf")
@@ -28,6 +29,7 @@ def make_message(
     delivery_count: int = 1,
     id: MessageId | None = None,  # noqa: A002  # as the property of a message
     origin: MessageId | None = None,
+    deserializer: Deserializer | None = None,
 ) -> Message:
     """
     Return a message that is held, as a handler gets it. Afterwards `settled_by` says what the handler did with it.
@@ -39,6 +41,7 @@ def make_message(
         delivery_count: Count of deliveries, including this one.
         id: Queue partition and offset of this copy, by default the first message of partition 0.
         origin: Queue partition and offset of the first copy, by default *id*.
+        deserializer: As that of a consumer.
     """
     place = id or MessageId(0, 0)
     pairs: list[tuple[str, bytes | str | None]] = [
@@ -56,7 +59,7 @@ def make_message(
         timestamp=(2, START_MS),
     )
     lease = Lease(
-        outbox=Outbox(place.queue_partition),
+        outbox=Outbox(place.queue_partition, LeaseTable(deserializer)),
         delivery_count=delivery_count,
         held={place.message_offset},
         renewed_at=0.0,

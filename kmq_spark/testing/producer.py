@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import zlib
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import TopicError
+from kmq_spark.kafka.serializers import serialized
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
 from kmq_spark.producer.async_producer import AsyncQueueProducer
 from kmq_spark.producer.options import SendOptions, checked_headers, option_headers
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from typing import Self
 
+    from kmq_spark.kafka.serializers import Serializer
     from kmq_spark.producer.options import Headers, Pairs
     from kmq_spark.producer.producer import OnDelivery
     from kmq_spark.testing.log import MemoryLog
@@ -70,16 +73,17 @@ def append_message(
 class InMemoryProducer(QueueProducer):
     """Producer of an `InMemoryQueue`: a message is durable when `send` returns."""
 
-    def __init__(self, queue: InMemoryQueue) -> None:
+    def __init__(self, queue: InMemoryQueue, serializer: Serializer | None = None) -> None:
         self._queue = queue
         self._topic = queue.name
+        self._serialize = None if serializer is None else partial(serialized, serializer, queue.name)
         self._forks, self._errors = forks(), []
         self._is_closed = False
         self._options = MemoryOptions()
 
     def send(
         self,
-        value: bytes | str | None,
+        value: Any,  # noqa: ANN401  # as in `QueueProducer`
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -92,6 +96,8 @@ class InMemoryProducer(QueueProducer):
     ) -> None:
         """Send a message, as `QueueProducer.send`."""
         self._check_usable()
+        if self._serialize is not None:
+            value, headers = self._serialize(value, checked_headers(headers or ()))
         pairs = self._options.headers(
             self._topic, headers, logical_queue=logical_queue, delay=delay, at=at, ttl=ttl
         )  # fmt: skip
@@ -113,11 +119,11 @@ class InMemoryProducer(QueueProducer):
 class AsyncInMemoryProducer(AsyncQueueProducer):
     """Producer of an `InMemoryQueue` for asyncio."""
 
-    def __init__(self, queue: InMemoryQueue) -> None:
+    def __init__(self, queue: InMemoryQueue, serializer: Serializer | None = None) -> None:
         super().__init__(queue.name)
-        self._in_memory = queue
+        self._in_memory, self._serializer = queue, serializer
 
     async def __aenter__(self) -> Self:
         """Begin the block."""
-        self._opened = InMemoryProducer(self._in_memory)
+        self._opened = InMemoryProducer(self._in_memory, self._serializer)
         return self

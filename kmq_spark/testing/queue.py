@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from kmq_spark.consumer.worker import RunSummary
+    from kmq_spark.kafka.serializers import Deserializer, Serializer
     from kmq_spark.wire.dead_letter import DeadLetter
 
 STEP_MS = 6 * 60 * 60 * 1000
 """Consumers renew their leases at least so often while the clock moves: no lease is longer than 12 hours."""
+
+OF_CONSUMER = (
+    "logical_queue", "subscription", "lease", "max_lease", "max_in_flight", "isolate_after", "deserializer",
+)  # fmt: skip
 
 IDLE_CHECK_S = 0.001
 
@@ -88,13 +93,13 @@ class InMemoryQueue:
             self.log.queues[name] = self
             self._tracker(topics)
 
-    def producer(self) -> InMemoryProducer:
+    def producer(self, *, serializer: Serializer | None = None) -> InMemoryProducer:
         """Return a producer, used as a `QueueProducer`."""
-        return InMemoryProducer(self)
+        return InMemoryProducer(self, serializer)
 
-    def async_producer(self) -> AsyncInMemoryProducer:
+    def async_producer(self, *, serializer: Serializer | None = None) -> AsyncInMemoryProducer:
         """Return a producer, used as an `AsyncQueueProducer`."""
-        return AsyncInMemoryProducer(self)
+        return AsyncInMemoryProducer(self, serializer)
 
     def consumer(
         self,
@@ -105,6 +110,7 @@ class InMemoryQueue:
         max_lease: float | timedelta | None = None,
         max_in_flight: int = 1_000,
         isolate_after: int = 2,
+        deserializer: Deserializer | None = None,
     ) -> InMemoryConsumer:
         """
         Return a consumer, used as a `QueueConsumer`, whose documentation says what the arguments mean.
@@ -119,6 +125,7 @@ class InMemoryQueue:
             max_lease=max_lease,
             max_in_flight=max_in_flight,
             isolate_after=isolate_after,
+            deserializer=deserializer,
         )
 
     def async_consumer(self, **options: Any) -> AsyncInMemoryConsumer:  # those of `consumer`
@@ -139,8 +146,7 @@ class InMemoryQueue:
         Raises:
             UsageError: A handler still ran after *timeout*, or `QueueConsumer.run` raised it.
         """
-        of_consumer = ("logical_queue", "subscription", "lease", "max_lease", "max_in_flight", "isolate_after")
-        consumer = self.consumer(**{name: options.pop(name) for name in of_consumer if name in options})
+        consumer = self.consumer(**{name: options.pop(name) for name in OF_CONSUMER if name in options})
         is_late = threading.Event()
 
         def stop_when_idle() -> None:

@@ -42,7 +42,7 @@ class World(Protocol):
 
     name: str
 
-    def producer(self) -> QueueProducer: ...
+    def producer(self, **options: Any) -> QueueProducer: ...
     def consumer(self, **options: Any) -> QueueConsumer: ...
     def async_producer(self) -> AsyncQueueProducer: ...
     def async_consumer(self, **options: Any) -> AsyncQueueConsumer: ...
@@ -62,8 +62,8 @@ class InMemory:
             self.name, partitions=partitions, rules=rules, beside=None if beside is None else beside.queue
         )
 
-    def producer(self) -> QueueProducer:
-        return self.queue.producer()
+    def producer(self, **options: Any) -> QueueProducer:
+        return self.queue.producer(**options)
 
     def consumer(self, **options: Any) -> QueueConsumer:
         return self.queue.consumer(**options)
@@ -97,8 +97,8 @@ class OnBroker:
         self._rules = rules
         create_queue(self.name, partitions=partitions, rules=rules, **self._reach)
 
-    def producer(self) -> QueueProducer:
-        return QueueProducer(self.name, **self._reach)
+    def producer(self, **options: Any) -> QueueProducer:
+        return QueueProducer(self.name, **self._reach, **options)
 
     def consumer(self, **options: Any) -> QueueConsumer:
         return QueueConsumer(self.name, **self._reach, **options)

@@ -9,16 +9,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka.serialization import StringDeserializer, StringSerializer
+from pydantic import BaseModel
 
 from kmq_spark import (
     BatchFailed,
     ConfigError,
+    JsonDeserializer,
+    JsonSerializer,
     KafkaClientError,
     LeaseLostError,
     MessageId,
     Reject,
     Retry,
     TopicError,
+    UnreadableError,
     UsageError,
 )
 from tests.kafka.contract.conftest import World, is_empty, receive, send, soon
@@ -373,6 +378,65 @@ def test_results_and_acks_of_a_block_stand_together_or_not_at_all(make_world: Ca
             tx.send("no-such-topic-anywhere", "x")
         with pytest.raises(UsageError, match="ended"):
             tx.ack(second)
+
+
+class Order(BaseModel):
+    """What a program sends."""
+
+    number: int
+    lines: list[str] = []
+
+
+def test_values_are_objects_where_a_program_says_how(world: World) -> None:
+    with world.producer(serializer=JsonSerializer()) as producer:
+        producer.send(Order(number=1, lines=["ä"]), headers={"source": b"shop"})
+        producer.send({"number": 2})
+    with world.producer(serializer=StringSerializer("utf-16")) as producer:
+        producer.send("text")
+    with world.consumer(deserializer=JsonDeserializer(Order)) as consumer:
+        first, second, text = receive(consumer, 3)
+        assert first.headers == [("source", b"shop"), ("content-type", b"application/json")]
+        assert first.value == '{"number":1,"lines":["ä"]}'.encode()
+        assert [first.data, second.data] == [Order(number=1, lines=["ä"]), Order(number=2)]
+        with pytest.raises(
+            UnreadableError, match="value cannot be read: ValidationError: 1 validation error for Order"
+        ):
+            text.data  # noqa: B018  # a property that raises
+    world.pass_time(0)
+    with world.consumer(deserializer=StringDeserializer("utf-16")) as consumer:
+        assert [message.data for message in receive(consumer, 3) if message.value == text.value] == ["text"]
+
+
+def test_message_that_cannot_be_read_is_a_dead_letter_with_its_bytes(world: World) -> None:
+    send(world, "{", '"x"', headers={"content-type": "text/plain"})
+    send(world, "{", "null", '{"number": "seven"}')
+    send(world, '{"number": 7}', headers={"content-type": "application/json; charset=utf-8"})
+    numbers: list[int] = []
+    consumer = world.consumer(deserializer=JsonDeserializer(Order))
+    summary = run_until(consumer, lambda message: numbers.append(message.data.number), lambda: bool(numbers))
+    assert numbers == [7]
+    assert (summary.acked, summary.rejected) == (1, 5)
+    letters = world.dead_letters()
+    assert [letter.value for letter in letters] == [b"{", b'"x"', b"{", b"null", b'{"number": "seven"}']
+    assert "content-type is 'text/plain'; expected application/json" in letters[0].reason
+    assert all(letter.reason.startswith("UnreadableError: value cannot be read: ") for letter in letters)
+
+
+def test_value_that_cannot_be_written_is_not_sent(world: World) -> None:
+    with world.producer(serializer=JsonSerializer()) as producer:
+        for value in (object(), float("nan"), {1, 2}):
+            with pytest.raises(ConfigError, match="value cannot be written: got "):
+                producer.send(value)
+    with (
+        world.producer(serializer=lambda _value, _context: "text") as producer,
+        pytest.raises(ConfigError, match="serializer returned the wrong type: got str; expected bytes"),
+    ):
+        producer.send("a")
+    with world.consumer() as consumer:
+        assert is_empty(consumer)
+        send(world, "1")
+        with pytest.raises(UsageError, match="consumer has no deserializer"):
+            receive(consumer, 1)[0].data  # noqa: B018  # a property that raises
 
 
 def test_suspect_is_handed_out_alone(world: World) -> None:

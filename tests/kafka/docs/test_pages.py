@@ -65,13 +65,13 @@ def test_producing_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: C
 
 
 def test_consuming_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
-    """Of 1,112 messages ten of the batches fail, and one of the loop; one is rejected, and one has a result."""
+    """Of 1,113 messages ten of the batches fail, and one of the loop; one is rejected, and one has a result."""
     create_queue_topics("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=2)
     queue = Queue("orders", own_broker.bootstrap_servers)
     reader = make_reader(own_broker.port)
-    # 100 + 1 + 1,000 - 10
-    reader.read("docs/consuming.md", until={"consumer.run(store": lambda _written: len(ended(queue)) == 1_091})
-    assert len(ended(queue)) == 1_091 + 9 + 1
+    # 100 + 1 + 1 + 1,000 - 10
+    reader.read("docs/consuming.md", until={"consumer.run(store": lambda _written: len(ended(queue)) == 1_092})
+    assert len(ended(queue)) == 1_092 + 9 + 1
     assert seen(Queue("invoices", own_broker.bootstrap_servers)) == [b"invoice for order 42"]
 
 
