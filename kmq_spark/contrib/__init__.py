@@ -1,0 +1,1 @@
+"""Bridges to other libraries; each needs the extra of its name."""
