@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -224,3 +227,61 @@ def test_handler_that_is_not_awaitable_ends_the_run(queue: Queue) -> None:
     with pytest.raises(UsageError, match="handler is not a coroutine function: got NoneType for <Message 0:0"):
         run_until(queue, lambda _message: None, lambda: False)
     assert track(queue).redelivered == 1
+
+
+WAITING = 10_000
+
+WAITS = """
+import asyncio, sys
+from kmq_spark import AsyncQueueConsumer
+
+async def handle(message):
+    global running
+    running += 1
+    if running == {waiting}:
+        print("all wait", flush=True)
+    await asyncio.sleep(3600)
+
+async def main():
+    options = {{"bootstrap_servers": sys.argv[2], "lease": 20, "max_in_flight": {waiting}}}
+    async with AsyncQueueConsumer(sys.argv[1], **options) as consumer:
+        await consumer.run(handle, concurrency={waiting}, drain_timeout=1)
+
+running = 0
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow  # ten thousand handlers
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ten_thousand_handlers_wait_at_once_and_lose_nothing_when_their_process_ends(
+    make_queue: Callable[..., Queue], number: signal.Signals
+) -> None:
+    queue = make_queue(2)
+    queue.send(*map(str, range(WAITING)))
+    command = [sys.executable, "-c", WAITS.format(waiting=WAITING), queue.name, queue.bootstrap_servers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "all wait\n"
+        process.send_signal(number)
+        assert process.wait(COMES_S) == (0 if number is signal.SIGTERM else -number)
+    if number is signal.SIGKILL:
+        time.sleep(20)  # the lease
+    assert track(queue).redelivered == WAITING
+    with consumer_of(queue, max_in_flight=WAITING) as consumer:
+        again = receive_all(consumer, WAITING, max_messages=WAITING)
+        assert sorted(int(message.value or b"") for message in again) == list(range(WAITING))
+        assert {message.delivery_count for message in again} == {2}
+
+
+def test_leases_are_renewed_while_the_event_loop_is_blocked(queue: Queue) -> None:
+    queue.send("a")
+    counts: list[int] = []
+
+    async def handle(message: Message) -> None:
+        counts.append(message.delivery_count)
+        time.sleep(3)  # noqa: ASYNC251  # blocks the loop for three leases
+        track(queue)
+
+    assert run_until(queue, handle, lambda: bool(counts) and ends(queue) == 1, lease=1).acked == 1
+    assert counts == [1]
