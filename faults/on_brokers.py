@@ -54,6 +54,15 @@ SLOW_P99_MS = 12_000
 AWAY_S, ANEW_S = 60.0, 90.0
 """How long topics are away, and after which time all messages of the new ones are handled."""
 
+CHANGED_SETTINGS = (
+    (".markers", "message.timestamp.type", "CreateTime", "LogAppendTime"),
+    (".markers", "retention.bytes", "1073741824", "-1"),
+    ("", "cleanup.policy", "compact", "delete"),
+    (".dlq", "cleanup.policy", "compact", "delete"),
+)
+NOTICED_S = 50.0
+"""A tracker looks at its topics each half a minute."""
+
 FORGET_S = 60.0
 """`offsets.retention.minutes=1`, its smallest value."""
 
@@ -121,7 +130,7 @@ def payloads_removed(campaign: Campaign) -> Stage:
     return stage
 
 
-def _set(stage: Stage, topic: str, name: str, value: int) -> None:
+def _set(stage: Stage, topic: str, name: str, value: object) -> None:
     """Change a setting of a topic."""
     entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
@@ -323,6 +332,29 @@ def made_anew(campaign: Campaign) -> list[Stage]:
         stage.notes.append(f"topics made anew after {pause_s:g} s: {ends} processes ended and were started again")
         stage.end_all()
     return stages
+
+
+def settings_changed(campaign: Campaign) -> Stage:
+    """F31: settings on which a guarantee rests changed under a tracker: it ends with the reason, nothing is lost."""
+    stage = Stage(campaign, "f31", **CALM)
+    tracker = stage.tracked()
+    stage.send(rate=campaign.rate(60))
+    _crew(stage)
+    for suffix, name, wrong, right in CHANGED_SETTINGS[: campaign.times(len(CHANGED_SETTINGS))]:
+        topic = f"{stage.queue}{suffix}"
+        _set(stage, topic, name, wrong)
+        stage.injected("setting changed", topic=topic, setting=name, value=wrong)
+        with stage.away():
+            if tracker.wait(NOTICED_S * stage.patience) is None:
+                stage.fail(f"I9: the tracker goes on {NOTICED_S:g} s after {name}={wrong} of {topic}")
+            elif name not in tracker.last_words():
+                stage.fail(f"I9: the tracker ended without naming {name}: {tracker.last_words()}")
+            _set(stage, topic, name, right)
+        tracker.end()
+        tracker = stage.tracker()
+        stage.recovered(tracker)
+    stage.drain()
+    return stage
 
 
 def offsets_expired(campaign: Campaign) -> list[Stage]:

@@ -88,6 +88,7 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("F28", on_markers.hostile),
     ("F29", on_brokers.answers_lost),
     ("F30", on_brokers.made_anew),
+    ("F31", on_brokers.settings_changed),
     ("R1", on_letters.redriven),
     ("S1", on_producers.killed),
     ("S1", on_producers.answers_lost),
