@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -94,13 +95,21 @@ class Evidence:
     checkpoint_mib: int = 0
 
     ended: set[str] = field(init=False)
-    _ahead_s: float = field(init=False)
+    _clock: list[tuple[float, float]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.ended = {str(event.get("actor", "")) for event in self.events if event["event"] == "ended"}
-        clocks = (one["wall"] - one["monotonic"] for one in self.events if one.get("actor") == INJECTOR)
-        self._ahead_s = next(clocks, 0.0)
+        clocks = [one for one in self.events if one.get("actor") == INJECTOR]
+        # Where the machine's wall clock was set, from the last look before that on.
+        self._clock = [(one["since"], one["ahead"]) for one in clocks if one["event"] == "clock set"]
+        self._clock.insert(0, (0.0, clocks[0]["wall"] - clocks[0]["monotonic"] if clocks else 0.0))
 
     def true_ms(self, event: Mapping[str, Any]) -> int:
-        """Return when an event was, epoch ms: processes share the monotonic clock, and the injector's is right."""
-        return round(1000 * (float(event["monotonic"]) + self._ahead_s))
+        """
+        Return when an event was, epoch ms, on the wall clock of the machine, which the broker has too.
+
+        Processes share the monotonic clock; the wall clock of a worker may be false, the injector's is the machine's.
+        """
+        monotonic_s = float(event["monotonic"])
+        ahead_s = self._clock[bisect_right(self._clock, (monotonic_s, float("inf"))) - 1][1]
+        return round(1000 * (monotonic_s + ahead_s))

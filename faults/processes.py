@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.events import SUFFIX, parsed
+from faults.events import SUFFIX, EventFile, parsed
 from faults.evidence import TRACKER, WORKER, Process
 from faults.waits import Interval
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
@@ -42,6 +42,9 @@ then hold the end of the process up until the group's rebalance is over, a minut
 POLL_S = 0.05
 WATCH_S = 1.0
 """Between two looks at the memory of processes."""
+
+CLOCK_WATCH_S, CLOCK_STEP_S, READING_S = 0.05, 0.02, 0.002
+"""Between two looks at the machine's clock; what is a step; how long a reading of both clocks may take."""
 
 NEVER_MS = 2**62
 CANARY = "canary-7f3a9c51"
@@ -334,19 +337,34 @@ def processes_of(group: int) -> list[Use]:
 
 
 class Watch(threading.Thread):
-    """Looks every second at the processes that run."""
+    """Looks every second at the processes that run, and more often at the machine's clock, which somebody may set."""
 
-    def __init__(self, children: Callable[[], Sequence[Child]]) -> None:
+    def __init__(self, children: Callable[[], Sequence[Child]], events: EventFile) -> None:
         super().__init__(name="watch", daemon=True)
-        self._children, self._stopping = children, threading.Event()
+        self._children, self._events, self._stopping = children, events, threading.Event()
 
     def run(self) -> None:
         """Look; called by `start`."""
-        while not self._stopping.wait(WATCH_S):
-            for child in self._children():
-                child.look()
+        ahead_s, since_s, watched_s = _clock_ahead_s(), time.monotonic(), time.monotonic()
+        while not self._stopping.wait(CLOCK_WATCH_S):
+            if abs((now_ahead_s := _clock_ahead_s()) - ahead_s) > CLOCK_STEP_S:
+                ahead_s = now_ahead_s
+                self._events.write("clock set", since=since_s, ahead=ahead_s)
+            since_s = time.monotonic()
+            if since_s - watched_s >= WATCH_S:
+                watched_s = since_s
+                for child in self._children():
+                    child.look()
 
     def stop(self) -> None:
         """Look no more."""
         self._stopping.set()
         self.join()
+
+
+def _clock_ahead_s() -> float:
+    """Return how far the wall clock is ahead of the monotonic one, read at the same moment."""
+    while True:
+        before_s, wall_s, after_s = time.monotonic(), time.time(), time.monotonic()
+        if after_s - before_s < READING_S:
+            return wall_s - before_s

@@ -167,7 +167,7 @@ class Stage(Judged):
         names = list(WAYS)
         self.random.shuffle(names)
         self._ways = itertools.cycle(names)
-        self._watch = Watch(lambda: list(self.children))
+        self._watch = Watch(lambda: list(self.children), self.events)
         self._watch.start()
 
     def _mixed_rules(self) -> dict[str, Any]:

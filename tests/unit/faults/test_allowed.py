@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from faults.evidence import TRACKER, WORKER, Process
+from faults.evidence import INJECTOR, TRACKER, WORKER, Process
 from faults.waits import Bounds, Interval
 from kmq_spark.core.markers import MessageId, Outcome, Release
 from kmq_spark.core.policy import QueueRules
@@ -254,3 +254,14 @@ def test_clock_of_the_log_goes_on_where_the_clock_of_the_broker_was_set_back() -
     verdict = story.verdict()
     assert verdict.violations == []
     assert verdict.waits[-1].came_ms - verdict.waits[-1].due_ms == 100  # 105_100 - 105_000
+
+
+def test_wall_clock_of_the_machine_may_be_set_back() -> None:
+    """By an hour, after all that was sent and before the last handlers: what they did is told by the steps of both."""
+    story = Story()
+    later = [each for each in story.events if each["wall"] >= 6.4]
+    for each in later:
+        each["monotonic"] += HOUR_MS / 1000
+    assert story.verdict().violations
+    story.events.append(event("clock set", 6_400, actor=INJECTOR, since=3_606.0, ahead=-HOUR_MS / 1000))
+    assert story.verdict().violations == []
