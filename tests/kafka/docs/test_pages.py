@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
+from dramatiq import Message as DramatiqMessage
 
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
@@ -79,6 +80,12 @@ def test_testing_page_s_tests_pass(own_broker: EmbeddedBroker, make_reader: Call
     reader = make_reader(own_broker.port)
     reader.read("docs/testing.md")
     assert "3 passed" in reader.run("python -m pytest -p no:kmq_spark -p kmq_spark.testing.plugin block_1.py")
+
+
+def test_dramatiq_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    make_reader(own_broker.port).read("docs/dramatiq.md")
+    sent = {DramatiqMessage.decode(value).args for value in seen(Queue("tasks", own_broker.bootstrap_servers))}
+    assert sent == {("anna",), ("bert",)}
 
 
 @pytest.mark.slow  # its tutorial takes a while
