@@ -131,6 +131,24 @@ def track(queue: Queue, **tracker: object) -> TrackerStats:
     return track_once(queue.name, settings_of(queue, **tracker))
 
 
+@contextmanager
+def tracked(queue: Queue) -> Iterator[None]:
+    """Redeliver what is due, until the block ends."""
+    is_over = threading.Event()
+
+    def keep_tracking() -> None:
+        while not is_over.wait(0.2):
+            track(queue)
+
+    tracker = threading.Thread(target=keep_tracking)
+    tracker.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        tracker.join()
+
+
 def drop(queue: Queue, count: int) -> None:
     """Take messages and let their leases run out."""
     with consumer_of(queue, lease=1, max_lease=1) as consumer:

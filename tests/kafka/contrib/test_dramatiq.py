@@ -21,7 +21,7 @@ from kmq_spark.contrib.dramatiq import KmqBroker
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
 from kmq_spark.wire.headers import DELAY_MS, LOGICAL_QUEUE, ORIGIN
-from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, track, wait_until
+from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, track, tracked, wait_until
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
@@ -49,24 +49,6 @@ def working(broker: KmqBroker, **options: Any) -> Iterator[Worker]:
     finally:
         worker.stop()
         broker.close()
-
-
-@contextmanager
-def tracked(queue: Queue) -> Iterator[None]:
-    """Redeliver what is due, until the block ends."""
-    is_over = threading.Event()
-
-    def keep_tracking() -> None:
-        while not is_over.wait(0.2):
-            track(queue)
-
-    tracker = threading.Thread(target=keep_tracking)
-    tracker.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        tracker.join()
 
 
 def letters_of(queue: Queue, logical_queue: str = "default") -> list[DeadLetter]:
