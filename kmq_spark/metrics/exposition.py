@@ -33,26 +33,29 @@ class MetricsServer:
 
     The functions are called at each request, in the server's own threads: *read* returns all samples except the
     histograms, *read_lateness* the histograms by queue, *health* the problem, if any. Port 0 is a free one, see `port`.
+    Without *read* it serves the default registry of `prometheus_client`, with what this process counts in it.
     """
 
     def __init__(
         self,
         port: int,
         host: str,
-        read: Read,
+        read: Read | None,
         read_lateness: ReadHistograms = tuple,
         health: Callable[[], str] = str,
     ) -> None:
         try:
-            from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  # rule 1
+            from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app  # noqa: PLC0415  # rule 1
             from prometheus_client.exposition import ThreadingWSGIServer  # noqa: PLC0415  # rule 1
         except ImportError as error:
             raise ConfigError(
                 "metrics need the package prometheus-client, which is not installed; run "
                 "`pip install 'kmq-spark[metrics]'`, or leave the metrics port out"
             ) from error
-        registry = CollectorRegistry()
-        registry.register(_Collector(read, read_lateness))
+        registry = REGISTRY
+        if read is not None:
+            registry = CollectorRegistry()
+            registry.register(_Collector(read, read_lateness))
         app = _routed(make_wsgi_app(registry), health)
         try:
             family = socket.getaddrinfo(host, port)[0][0]  # IPv4 or IPv6
