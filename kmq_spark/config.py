@@ -122,6 +122,31 @@ class TrackerSettings(_Section):
     """Topic through which the processes of a fleet coordinate; it is created where it does not exist."""
 
 
+class WorkerSettings(_Section):
+    """`[worker]`: `kmq worker`, which runs a handler."""
+
+    concurrency: int = Field(default=8, ge=1, le=10_000)
+    """Handlers that run at once: in threads, or a coroutine function in one event loop."""
+
+    processes: int | None = Field(default=None, ge=1, le=1_000)
+    """Handler processes, each with one message or batch at a time, in place of `concurrency`; by default none."""
+
+    batch: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Maximum number of messages of a batch; by default the handler is called with single messages."""
+
+    lease: float | None = Field(default=None, ge=1.0, le=43_200.0)
+    """Seconds of a lease; by default what the rules of the queue say, else 30."""
+
+    max_lease: float = Field(default=43_200.0, ge=1.0, le=43_200.0)
+    """Seconds after which a handler that hangs loses its message, and its process is killed; at least `lease`."""
+
+    drain_timeout: float = Field(default=20.0, ge=0.0, le=43_200.0)
+    """Seconds that a stop waits for running handlers; shorter than the supervisor's patience (Kubernetes: 30)."""
+
+    health_port: int = Field(default=0, ge=0, le=65_535)
+    """Where the worker serves `/health`, at the address `metrics.host`; 0 = it does not."""
+
+
 class LedgerSettings(_Section):
     """`[ledger]`: the ledger, the history of all messages in Delta tables."""
 
@@ -148,10 +173,10 @@ class LedgerSettings(_Section):
 
 
 class MetricsSettings(_Section):
-    """`[metrics]`: Prometheus metrics of the tracker."""
+    """`[metrics]`: Prometheus metrics of the tracker, or of `kmq worker`."""
 
     port: int = Field(default=0, ge=0, le=65_535)
-    """Where the tracker serves `/metrics`; 0 = it does not."""
+    """Where it serves `/metrics`; 0 = it does not."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on; loopback by default, because the page shows the names of queues without authentication."""
@@ -169,6 +194,7 @@ class Settings(BaseSettings):
 
     kafka: KafkaSettings = KafkaSettings()
     tracker: TrackerSettings = TrackerSettings()
+    worker: WorkerSettings = WorkerSettings()
     ledger: LedgerSettings = LedgerSettings()
     metrics: MetricsSettings = MetricsSettings()
 

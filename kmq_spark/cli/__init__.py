@@ -7,6 +7,7 @@ import sys
 _EXTRAS = {
     "typer": "cli", "rich": "cli", "prometheus_client": "cli", "pyspark": "spark", "py4j": "spark", "pandas": "spark",
     "pyarrow": "spark", "delta": "spark", "duckdb": "ledger", "deltalake": "ledger",
+    "watchfiles": "worker",
 }  # fmt: skip
 """Which extra of this package installs a module."""
 

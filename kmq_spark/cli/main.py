@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kmq_spark import __version__
-from kmq_spark.cli import acls, broker, dlq, doctor, group, ledger, message, producer, queue, top, tracker
+from kmq_spark.cli import acls, broker, dlq, doctor, group, ledger, message, producer, queue, top, tracker, worker
 from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
 from kmq_spark.cli import tracker_fleet as _tracker_fleet  # noqa: F401  # adds its command to `kmq tracker`
 from kmq_spark.cli.shared.common import command
@@ -57,7 +57,8 @@ for _name, _app in {
     "ledger": ledger.app,
 }.items():
     app.add_typer(_app, name=_name)
-for _function in (message.send, message.receive, top.top, doctor.doctor, acls.acls, broker.up, broker.demo):
+_verbs = (message.send, message.receive, worker.worker, top.top, doctor.doctor, acls.acls, broker.up, broker.demo)
+for _function in _verbs:
     command(app, _function.__name__)(_function)
 
 

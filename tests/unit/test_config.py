@@ -81,7 +81,7 @@ def test_tables_and_lists_of_the_environment_are_json(monkeypatch: pytest.Monkey
     ("text", "message"),
     [
         ("[trackr]\ntrigger = 'x'", "; did you mean 'tracker'?"),
-        ("zzz = 1", "allowed are kafka, ledger, metrics, tracker; remove it"),
+        ("zzz = 1", "allowed are kafka, ledger, metrics, tracker, worker; remove it"),
         ("[tracker]\nqueues = ['a/b']", "setting tracker.queues.0 is not allowed: got 'a/b'"),
         ("[tracker]\nqueues = ['a@']", "setting tracker.queues.0 is not allowed: got 'a@'"),
         ("[tracker]\ntrigger = 'once'", "got 'once', input should be 'processing-time' or 'available-now'"),

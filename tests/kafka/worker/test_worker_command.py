@@ -1,0 +1,294 @@
+"""`kmq worker` as a process of its own on a real broker: what handlers and their processes do, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kmq_spark import list_dead_letters
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.core.markers import MarkerType, Release
+from kmq_spark.errors import KmqError
+from kmq_spark.worker import processes
+from kmq_spark.worker.child import Start
+from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
+from tests.kafka.conftest import Queue, covered, ended, stopped_if_it_hangs, track, wait_until
+from tests.limits import COMES_S, ENDS_S
+
+pytestmark = pytest.mark.kafka
+
+HANDLERS = """
+import asyncio, os, signal, sys, time
+from kmq_spark import Reject, Retry
+
+results = os.open("results", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+def say(event, message):
+    os.write(results, f"{event} {message.value.decode()} {message.delivery_count} {os.getpid()}\\n".encode())
+
+def work(message):
+    say("begun", message)
+    time.sleep(0.02)
+    say("done", message)
+
+async def wait(message):
+    await asyncio.sleep(0.01)
+    say("done", message)
+
+def slow(message):
+    say("begun", message)
+    time.sleep(3)
+    say("done", message)
+
+class Unpicklable(Exception):
+    def __init__(self, what, why):
+        super().__init__(f"{what}: {why}")
+        self.callback = lambda: None
+
+def odd(message):
+    value = message.value.decode()
+    if message.delivery_count == 1:
+        if value == "killed": os.kill(os.getpid(), signal.SIGKILL)
+        if value == "exit": os._exit(3)
+        if value == "sys.exit": sys.exit(0)
+        if value == "hang": signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)
+        if value == "unpicklable": raise Unpicklable("database", "away")
+        if value == "retry": raise Retry("busy", delay=1)
+        if value == "reject": raise Reject("no such customer")
+        if value == "by-hand": message.reject("broken")
+        if value == "megabytes": print("x" * 5_000_000); print("y" * 5_000_000, file=sys.stderr)
+    say("done", message)
+
+def store(batch):
+    if "killed" in map(bytes.decode, batch.values()): os.kill(os.getpid(), signal.SIGKILL)
+    for message in batch: say("done", message)
+    return {index: "second" for index, value in enumerate(batch.values()) if value == b"two"}
+"""
+
+
+class Worker:
+    """A `kmq worker` of a test's module of handlers, which write what they do into a file."""
+
+    def __init__(self, queue: Queue, folder: Path, handler: str, *options: str, **settings: str) -> None:
+        self.folder = folder
+        (folder / "shop.py").write_text(HANDLERS)
+        self.log = folder / "log"
+        with (folder / "output").open("ab") as output, self.log.open("ab") as log:
+            self.process = start(
+                queue.bootstrap_servers, "worker", f"shop:{handler}", queue.name, *options,
+                cwd=folder, stdout=output, stderr=log, env={**os.environ, **settings}, start_new_session=True,
+            )  # fmt: skip
+
+    def lines(self) -> list[list[str]]:
+        """Return the whole lines that handlers have written: event, value, delivery count, process."""
+        file = self.folder / "results"
+        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+    def done(self) -> Counter[str]:
+        """Return how often each message was done."""
+        return Counter(line[1] for line in self.lines() if line[0] == "done")
+
+    def stop(self) -> int:
+        """Send SIGTERM to the command and all its processes, as systemd does; return the exit code."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+        return self.process.wait(ENDS_S)
+
+
+def reasons(queue: Queue) -> list[str]:
+    """Return why deliveries failed, without the numbers of processes."""
+    found = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+    texts = [each.reason for each in found if each.release is Release.FAILED]
+    return sorted(re.sub("process [0-9]+", "process", text) for text in texts)
+
+
+def test_handler_process_killed_under_load_loses_nothing(queue: Queue, tmp_path: Path) -> None:
+    """500 messages of one partition in four processes: the message of the killed one comes again, no other does."""
+    values = [f"m{number}" for number in range(500)]
+    queue.send(*values)
+    worker = Worker(queue, tmp_path, "work", "--processes", "4")
+    assert wait_until(lambda: len(worker.done()) > 50)
+    victim, value = 0, ""
+    while not value:
+        *_, last = [line for line in worker.lines() if line[0] == "begun"]
+        os.kill(int(last[3]), signal.SIGSTOP)
+        *_, (event, name, _, process) = [line for line in worker.lines() if line[3] == last[3]]
+        if event == "begun":
+            victim, value = int(process), name
+        os.kill(int(last[3]), signal.SIGCONT if not value else signal.SIGKILL)
+
+    def is_done() -> bool:
+        track(queue)
+        return set(worker.done()) == set(values)
+
+    def is_replaced() -> bool:
+        queue.send("more")
+        return len({line[3] for line in worker.lines()}) == 5
+
+    assert wait_until(is_done)
+    assert wait_until(is_replaced)
+    assert worker.stop() == 0
+    begun = Counter(line[1] for line in worker.lines() if line[0] == "begun" and line[1] != "more")
+    assert {name: count for name, count in begun.items() if count > 1} == {value: 2}
+    assert (f"done {value} 2", worker.done()[value]) in [(" ".join(line[:3]), 1) for line in worker.lines()]
+    assert reasons(queue) == ["handler process was ended by SIGKILL"]
+    assert f"handler process {victim} was ended by SIGKILL; it was handling <Message 0:" in worker.log.read_text()
+    assert ended(queue)[:501] == list(range(501))  # the copy of the killed one's message is the last
+    for pid in {int(line[3]) for line in worker.lines()}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Queue, tmp_path: Path) -> None:
+    values = [
+        "killed", "exit", "sys.exit", "hang", "unpicklable", "retry", "reject", "by-hand", "megabytes",
+        *(f"m{number}" for number in range(20)),
+    ]  # fmt: skip
+    queue.send(*values)
+    limits = {"KMQ_WORKER__LEASE": "4", "KMQ_WORKER__MAX_LEASE": "8"}
+    worker = Worker(queue, tmp_path, "odd", "--processes", "3", **limits)
+
+    def is_done() -> bool:
+        track(queue)
+        return {*values} - {*worker.done()} == {"reject"}
+
+    assert wait_until(is_done), {*values} - {*worker.done()}
+    assert worker.stop() == 0
+    again = {line[1] for line in worker.lines() if line[2] == "2"}
+    assert again >= {"killed", "exit", "sys.exit", "hang", "unpicklable", "retry"}
+    assert set(reasons(queue)) == {
+        "Unpicklable: database: away", "busy", "handler process ended with exit code 0",
+        "handler process ended with exit code 3", "handler process was ended by SIGKILL",
+        "handler process was killed: its handler hung until max_lease, 8 s",
+    }  # fmt: skip
+    letters = list_dead_letters(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    assert {(letter.value, letter.reason) for letter in letters} == {
+        (b"reject", "no such customer"),
+        (b"by-hand", "broken"),
+    }
+    assert (tmp_path / "output").read_bytes() == b"x" * 5_000_000 + b"\n"
+
+
+def test_batch_that_kills_its_process_is_handled_one_by_one(queue: Queue, tmp_path: Path) -> None:
+    """The others are done, and the killer is named."""
+    queue.send("one", "two", "killed", "three")
+    worker = Worker(queue, tmp_path, "store", "--processes", "1", "--batch", "10")
+    assert wait_until(lambda: len(reasons(queue)) == 2)
+    assert worker.stop() == 0
+    assert worker.done() == {"one": 1, "two": 1, "three": 1}
+    assert reasons(queue) == ["handler process was ended by SIGKILL", "second"]
+    assert ended(queue) == [0, 3]
+    assert "it was handling <Batch of 1 messages, the first is 0:2" in worker.log.read_text()
+
+
+def free_port() -> str:
+    """Return a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def page(port: str, path: str) -> tuple[int, str]:
+    """Return status and text of a page; 0 if nobody listens yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:  # our own page
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def test_coroutine_function_runs_and_the_worker_shows_health_and_metrics(queue: Queue, tmp_path: Path) -> None:
+    """A stop is a success."""
+    queue.send(*map(str, range(50)))
+    ports = free_port(), free_port()
+    worker = Worker(
+        queue, tmp_path, "wait", "--concurrency", "20", "--metrics-port", ports[0], "--health-port", ports[1]
+    )
+    assert wait_until(lambda: len(worker.done()) == 50)
+    assert page(ports[0], "/health") == page(ports[1], "/health") == (200, "ok\n")
+    delivered = f'kmq_deliveries_total{{component="worker",queue="{queue.name}"}} 50.0'
+    assert delivered in page(ports[0], "/metrics")[1]
+    assert page(ports[1], "/metrics") == (200, "")
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("kind", [["--processes", "2"], ["--concurrency", "2"]], ids=" ".join)
+def test_sigterm_waits_for_running_handlers_and_gives_the_rest_back(
+    queue: Queue, tmp_path: Path, kind: list[str]
+) -> None:
+    """The signal goes to the handler processes too."""
+    queue.send(*map(str, range(10)))
+    worker = Worker(queue, tmp_path, "slow", *kind)
+    assert wait_until(lambda: len(worker.lines()) >= 2)
+    assert worker.stop() == 0
+    begun = Counter(line[1] for line in worker.lines() if line[0] == "begun")
+    assert begun == worker.done()
+    assert ended(queue) == sorted(map(int, begun))
+
+
+def test_processes_that_die_in_their_start_end_the_run_with_the_reason(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten starts in a row fail, after a first one that did not; the message of the run is given back, uncounted."""
+    monkeypatch.setattr(processes, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("STARTS", str(tmp_path / "starts"))
+    (tmp_path / "dying.py").write_text(
+        "import os\n"
+        "with open(os.environ['STARTS'], 'a') as file: file.write('.')\n"
+        "if os.path.getsize(os.environ['STARTS']) > 1: os._exit(7)\n"
+        "def handle(message): os._exit(1)\n"
+    )
+    queue.send("a", "b")
+    handlers = processes.HandlerProcesses(Start("dying:handle", False, 20, None), 1, 600)  # noqa: FBT003  # a tuple
+    handlers.start()
+    assert handlers.wait_ready(COMES_S)
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    handlers.attach(consumer)
+    with stopped_if_it_hangs(consumer):
+        consumer.run(handlers, concurrency=1)
+    handlers.close()
+    assert isinstance(handlers.error, KmqError)
+    assert re.search("process [0-9]+ ended with exit code 7 in its start, 10 times", str(handlers.error))
+    assert (tmp_path / "starts").read_text() == "." * 11
+    assert reasons(queue) == ["handler process ended with exit code 1"]
+    returned = [each.marker for each in queue.markers(MarkerType.KEEPALIVE) if each.marker.never_handed_out]
+    assert [offset for marker in returned for offset in covered(marker)] == [1]
+
+
+def test_handler_whose_answer_nobody_can_use_ends_the_command_with_1(queue: Queue, tmp_path: Path) -> None:
+    queue.send("a")
+    (tmp_path / "lazy.py").write_text("def handle(message): return (each for each in 'ab')\n")
+    done = start(
+        queue.bootstrap_servers, "worker", "lazy:handle", queue.name, "--processes", "1", cwd=tmp_path
+    )  # fmt: skip
+    _, log = done.communicate(timeout=ENDS_S)
+    assert done.returncode == 1
+    assert log.decode().splitlines()[-1].startswith("kmq: handler returned work that has not run: got generator for")
+    (release,) = queue.markers(MarkerType.KEEPALIVE)
+    assert release.marker.never_handed_out
+
+
+def test_reload_starts_the_worker_again_with_the_changed_handler(queue: Queue, tmp_path: Path) -> None:
+    worker = Worker(queue, tmp_path, "work", "--reload")
+    queue.send("first")
+    assert wait_until(lambda: "first" in worker.done())
+    (tmp_path / "shop.py").write_text(HANDLERS.replace('say("done", message)', 'say("changed", message)'))
+    assert wait_until(lambda: "changed: the worker starts again" in worker.log.read_text())
+    queue.send("second")
+
+    def is_done() -> bool:
+        track(queue)  # the worker that ends may have fetched it, and gives it back
+        return any(line[:2] == ["changed", "second"] for line in worker.lines())
+
+    assert wait_until(is_done)
+    assert worker.stop() == 0
