@@ -81,6 +81,7 @@ def _run_in_threads(
 
     problem = ["the worker is starting"]
     with _serving(settings, lambda: problem[0]):
+        signals.attach(_Leave())
         function = load_handler(handler)
         with _consumer_of(name, logical_queue, settings, settings.worker.concurrency) as consumer:
             problem[0] = ""
@@ -174,6 +175,14 @@ def _run_reloading(signals: StopOnSignals) -> int:
         process.terminate()
         code = process.wait()
     return code
+
+
+class _Leave:
+    """What a signal stops while the handler is imported, which may take long: nothing is received yet."""
+
+    def stop(self) -> None:
+        """End the process, as a clean stop."""
+        os._exit(0)
 
 
 class _Stopping(threading.Event):

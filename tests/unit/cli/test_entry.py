@@ -26,7 +26,11 @@ main()
 
 @pytest.mark.parametrize(
     ("module", "command", "extra"),
-    [("typer", ["--help"], "cli"), ("duckdb", ["ledger", "show", "deliveries"], "ledger")],
+    [
+        ("typer", ["--help"], "cli"),
+        ("duckdb", ["ledger", "show", "deliveries"], "ledger"),
+        ("watchfiles", ["worker", "shop:handle", "orders", "--reload"], "worker"),
+    ],
 )
 def test_package_that_is_missing_is_one_line_with_its_extra(module: str, command: list[str], extra: str) -> None:
     done = subprocess.run(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from typer.testing import CliRunner
 from kmq_spark.cli.main import app
 from kmq_spark.errors import ConfigError
 from kmq_spark.worker.handler import load_handler
+from tests.limits import ENDS_S
 
 MODULE = """
 from functools import partial
@@ -87,3 +91,21 @@ def test_bad_configuration_ends_the_command_with_2_before_any_connection(options
     assert result.exit_code == 2
     assert what in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]], ids=["threads", "processes"])
+def test_sigterm_while_the_handler_is_imported_is_a_clean_stop_at_once(tmp_path: Path, options: list[str]) -> None:
+    """No broker listens at the address, so nothing but the stop can end the command with 0."""
+    (tmp_path / "slow_of_test.py").write_text(
+        "import pathlib, time\npathlib.Path('imported').touch()\ntime.sleep(3600)\ndef handle(message): pass\n"
+    )
+    words = ["worker", "slow_of_test:handle", "orders", *options, "--bootstrap-server", "localhost:1"]
+    worker = subprocess.Popen([sys.executable, "-m", "kmq_spark.cli.main", *words], cwd=tmp_path)
+    try:
+        while not (tmp_path / "imported").exists():
+            assert worker.poll() is None
+            time.sleep(0.05)
+        worker.terminate()
+        assert worker.wait(ENDS_S) == 0
+    finally:
+        worker.kill()
