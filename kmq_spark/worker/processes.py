@@ -107,7 +107,8 @@ class _Slot:
         code = self.process.exitcode
         self.end()
         if code is not None and code < 0:
-            raise ProcessOverError(f"{process} was ended by {signal.Signals(-code).name}")
+            name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+            raise ProcessOverError(f"{process} was ended by {name}")
         raise ProcessOverError(f"{process} ended with exit code {code}")
 
     def kill(self) -> None:
@@ -278,16 +279,18 @@ class HandlerProcesses:
             pause_s = min(FIRST_PAUSE_S * 2 ** min(slot.failures - 1, 10), LONGEST_PAUSE_S) if slot.failures else 0.0
             with self._changed:
                 self._changed.wait_for(self._is_over, pause_s)
-            with self._spawning:
-                if self._is_over():
-                    return
-                slot.start(self._start)
             is_refused = False
             try:
+                with self._spawning:
+                    if self._is_over():
+                        return
+                    slot.start(self._start)
                 problem = str(slot.answer(lambda: "the run is over" if self._is_over() else ""))
                 is_refused = bool(problem) and not self._was_ready
             except ProcessOverError as over:
                 problem = f"{over} in its start"
+            except OSError as error:  # no memory, or too many processes or files
+                problem = f"handler process has not started: {error}"
             with self._changed:
                 if not problem:
                     self._ready.add(slot)
