@@ -4,7 +4,7 @@ What becomes of a message whose handler raised: it is failed, retried later, or 
 Rule 1: `Retry` and `Reject` say it themselves; a message that cannot be read is rejected. Of all others the caller's
 mapping says it by type, the nearest class first; without one the message is failed, and the queue's backoff applies.
 
-Source: Celery's `Retry` and `Reject`; aiokafka and dramatiq have no such thing.
+Source: Celery's `Retry` and `Reject`, dramatiq's `Retry`.
 """
 
 from __future__ import annotations
