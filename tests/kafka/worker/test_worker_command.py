@@ -152,7 +152,8 @@ def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Qu
         *(f"m{number}" for number in range(20)),
     ]  # fmt: skip
     queue.send(*values)
-    limits = {"KMQ_WORKER__LEASE": "4", "KMQ_WORKER__MAX_LEASE": "8"}
+    # Long enough that a loaded machine renews it; the message that hangs waits for the second.
+    limits = {"KMQ_WORKER__LEASE": "10", "KMQ_WORKER__MAX_LEASE": "20"}
     worker = Worker(queue, tmp_path, "odd", "--processes", "3", **limits)
 
     def is_done() -> bool:
@@ -166,7 +167,7 @@ def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Qu
     assert set(reasons(queue)) == {
         "Unpicklable: database: away", "busy", "handler process ended with exit code 0",
         "handler process ended with exit code 3", "handler process was ended by SIGKILL",
-        "handler process was killed: its handler hung until max_lease, 8 s",
+        "handler process was killed: its handler hung until max_lease, 20 s",
     }  # fmt: skip
     letters = list_dead_letters(queue.name, bootstrap_servers=queue.bootstrap_servers)
     assert {(letter.value, letter.reason) for letter in letters} == {
