@@ -14,10 +14,12 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from confluent_kafka.serialization import MessageField, SerializationContext
+
 from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.core.markers import MAX_ERROR_CHARS, MAX_TEXT_CHARS, MessageId
-from kmq_spark.errors import LeaseLostError, UsageError
+from kmq_spark.errors import LeaseLostError, UnreadableError, UsageError
 from kmq_spark.wire.headers import ORIGIN, PREFIX, expires_at_ms_of, first_sent_ms_of, place_of
 
 if TYPE_CHECKING:
@@ -66,13 +68,15 @@ class Message:
             UnreadableError: The deserializer raised. In a handler of `run` this makes a dead letter.
             UsageError: The consumer has no deserializer.
         """
-        from kmq_spark.kafka.serializers import read_value  # noqa: PLC0415  # most consumers need none
-
         table = self._lease.outbox.table
         if table is None or table.deserializer is None:
             message = "consumer has no deserializer: got a call of data; give it one, such as JsonDeserializer()"
             raise UsageError(message)
-        return read_value(table.deserializer, self._record.topic() or "", self.value, self.headers)
+        context = SerializationContext(self._record.topic() or "", MessageField.VALUE, self.headers)  # type: ignore[arg-type]  # the stub describes headers to send
+        try:
+            return table.deserializer(self.value, context)
+        except Exception as error:
+            raise UnreadableError(f"value cannot be read: {text_of_failure(error)}") from error
 
     @property
     def key(self) -> bytes | None:

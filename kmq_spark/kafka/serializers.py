@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from kmq_spark.errors import ConfigError, UnreadableError
+from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,7 +95,9 @@ def serialized(
     try:
         encoded = serializer(value, SerializationContext(topic, MessageField.VALUE, pairs))
     except Exception as error:
-        message = f"value cannot be written: got {type(value).__name__} ({_one_line(error)}); nothing was sent"
+        message = (
+            f"value cannot be written: got {type(value).__name__} ({type(error).__name__}: {error}); nothing was sent"
+        )
         raise ConfigError(message) from error
     if not isinstance(encoded, bytes | None):
         message = f"serializer returned the wrong type: got {type(encoded).__name__}; expected bytes"
@@ -104,15 +106,3 @@ def serialized(
     if content_type and all(name != CONTENT_TYPE for name, _ in pairs):
         pairs.append((CONTENT_TYPE, content_type.encode()))
     return encoded, pairs
-
-
-def read_value(deserializer: Deserializer, topic: str, value: bytes | None, headers: list[tuple[str, Any]]) -> Any:  # noqa: ANN401  # any object
-    """Return the object of a message's value. Raises UnreadableError."""
-    try:
-        return deserializer(value, SerializationContext(topic, MessageField.VALUE, headers))
-    except Exception as error:
-        raise UnreadableError(f"value cannot be read: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
