@@ -19,17 +19,17 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from kmq_spark.consumer.batch import Batch
+from kmq_spark.errors import SetupError
+from kmq_spark.producer.options import checked_headers
+
 try:
     from opentelemetry import propagate, trace
     from opentelemetry.trace import Link, SpanKind, StatusCode
-except ImportError as missing:
-    _MESSAGE = (
-        f"cannot trace messages: module {missing.name!r} is not installed; run `pip install 'kmq-spark[opentelemetry]'`"
-    )
-    raise ImportError(_MESSAGE) from missing
-
-from kmq_spark.consumer.batch import Batch
-from kmq_spark.producer.options import checked_headers
+except ImportError as error:
+    raise SetupError(
+        f"cannot trace messages: module {error.name!r} is not installed; run `pip install 'kmq-spark[opentelemetry]'`"
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
