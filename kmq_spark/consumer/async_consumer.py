@@ -19,13 +19,13 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from kmq_spark.consumer.async_worker import give_back
+from kmq_spark.consumer.async_worker import in_thread
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-    from datetime import datetime, timedelta
+    from datetime import timedelta
     from types import TracebackType
     from typing import Self, Unpack
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.policy import Rule
     from kmq_spark.consumer.worker import RunSummary
     from kmq_spark.kafka.serializers import Deserializer
-    from kmq_spark.producer.options import Headers
+    from kmq_spark.producer.async_producer import SendArguments
 
 T = TypeVar("T")
 
@@ -42,10 +42,9 @@ AHEAD_S, MOST_AHEAD = 0.1, 100
 """`async for` receives what its caller works off in this time, at most so many: others cannot take it."""
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """The arguments of `QueueConsumer`, whose documentation says what they mean."""
+class DeliveryOptions(TypedDict, total=False):
+    """The arguments of `QueueConsumer`, whose documentation says what they mean, but for those of the connection."""
 
-    bootstrap_servers: str
     logical_queue: str
     subscription: str
     lease: float | timedelta | None
@@ -53,6 +52,12 @@ class ConsumerOptions(TypedDict, total=False):
     max_in_flight: int
     isolate_after: int
     deserializer: Deserializer | None
+
+
+class ConsumerOptions(DeliveryOptions, total=False):
+    """The arguments of `QueueConsumer`."""
+
+    bootstrap_servers: str
     timeout: float
     extra: Mapping[str, str] | None
 
@@ -215,37 +220,19 @@ class AsyncQueueConsumer:
         return self._opened
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        answer = (self._receiving or ThreadPoolExecutor(1)).submit(call)
-        try:
-            return await asyncio.wrap_future(answer)
-        except asyncio.CancelledError:
-            answer.add_done_callback(give_back)
-            raise
+        return await in_thread(self._receiving or ThreadPoolExecutor(1), call)
 
 
 class AsyncTransaction:
     """Results and acknowledgements of a block of `AsyncQueueConsumer.transaction`; nothing is sent before its end."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, bytes | str | None, Any]] = []
+        self.sent: list[tuple[str, bytes | str | None, SendArguments]] = []
         self.acked: list[Message | Batch] = []
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        logical_queue: str | None = None,
-        delay: float | timedelta | None = None,
-        at: datetime | float | None = None,
-        ttl: float | timedelta | None = None,
-    ) -> None:
+    def send(self, topic: str, value: bytes | str | None, **arguments: Unpack[SendArguments]) -> None:
         """Record a result, as `Transaction.send`."""
-        options = {"key": key, "headers": headers, "partition": partition, "logical_queue": logical_queue}
-        self.sent.append((topic, value, {**options, "delay": delay, "at": at, "ttl": ttl}))
+        self.sent.append((topic, value, arguments))
 
     def ack(self, message: Message | Batch) -> None:
         """Record that a message, or what is not settled of a batch, is done, as `Transaction.ack`."""

@@ -20,7 +20,7 @@ import logging
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.checks import check_bounds
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.pipeline import Pipeline
     from kmq_spark.consumer.policy import Rule
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -134,17 +136,19 @@ class AsyncWorker:
             await self._wait(GATHER_ROOM_S)
             free = self._concurrency - len(self._tasks)
         if free < 1:
-            await self._in_thread(self._pipeline.serve_group_if_due)
+            await in_thread(self._receiving, self._pipeline.serve_group_if_due)
             await self._wait(POLL_S)
             return
         try:
             if self._batch is None:
                 wanted = min(free, MAX_FETCH)
-                given = await self._in_thread(lambda: self._pipeline.receive(wanted, POLL_S, Batch._to_messages))
+                given = await in_thread(
+                    self._receiving, lambda: self._pipeline.receive(wanted, POLL_S, Batch._to_messages)
+                )
                 self._delivered_count += len(given)
                 for message in given:
                     self._begin(self._handle(message))
-            elif batch := await self._in_thread(self._receive_batch):
+            elif batch := await in_thread(self._receiving, self._receive_batch):
                 self._delivered_count += len(batch)
                 self._begin(self._handle_batch(batch))
         except KmqError as error:
@@ -155,15 +159,6 @@ class AsyncWorker:
 
     def _receive_batch(self) -> Batch:
         return self._pipeline.receive(self._batch or 1, POLL_S, lambda batch: batch, gather_s=self._batch_wait_s)
-
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # of any call
-        """Call in the thread that receives. What a cancelled call has received is given back."""
-        answer = self._receiving.submit(call)
-        try:
-            return await asyncio.wrap_future(answer)
-        except asyncio.CancelledError:
-            answer.add_done_callback(give_back)
-            raise
 
     def _begin(self, work: Any) -> None:  # noqa: ANN401  # a coroutine
         task = asyncio.create_task(work)
@@ -275,8 +270,17 @@ class AsyncWorker:
         self.stop()
 
 
-def give_back(answer: Future[Any]) -> None:
-    """Release what a call has received that nobody waits for any more, without counting the delivery."""
+async def in_thread(thread: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+    """Call in the thread that receives. What a cancelled call has received is released, not counted."""
+    answer = thread.submit(call)
+    try:
+        return await asyncio.wrap_future(answer)
+    except asyncio.CancelledError:
+        answer.add_done_callback(_give_back)
+        raise
+
+
+def _give_back(answer: Future[Any]) -> None:
     if answer.cancelled() or answer.exception() is not None:
         return
     given = answer.result()

@@ -44,7 +44,7 @@ from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import partition_count
 from kmq_spark.kafka.transaction import TransactionalProducer
-from kmq_spark.producer.options import SendOptions
+from kmq_spark.producer.options import SendOptions, encoded
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import RECORD_BYTES, size_of
 
@@ -148,9 +148,9 @@ class Transaction:
         record = OutgoingRecord(
             topic,
             -1 if partition is None else partition,
-            _encoded(key),
-            _encoded(value),
-            [(name, _encoded(text)) for name, text in pairs],
+            encoded(key),
+            encoded(value),
+            [(name, encoded(text)) for name, text in pairs],
         )
         self._check_topic(topic, max(record.partition, 0))
         size = _size_of(record)
@@ -199,10 +199,6 @@ class Transaction:
 
 def _size_of(record: OutgoingRecord) -> int:
     return RECORD_BYTES + size_of(record.key, record.value, record.headers)
-
-
-def _encoded(value: bytes | str | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
 
 
 class _RejectedError(Exception):

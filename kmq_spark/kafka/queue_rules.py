@@ -157,6 +157,14 @@ def checked_rules(values: Mapping[str, Any], name: str = "", version: int = 0) -
     return StoredRules(name, QueueRules(version, limit, backoff, _EXPIRED[found["expired"]]), lease_s)
 
 
+def named_rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return rules that a program gives by name. Raises ConfigError for an unknown name."""
+    given = dict(rules or {})
+    if unknown := given.keys() - set(RULE_NAMES):
+        raise ConfigError(f"unknown rule of a queue: got {sorted(unknown)}; expected of {', '.join(RULE_NAMES)}")
+    return given
+
+
 def _not_allowed(rule: str, value: object, expected: str) -> ConfigError:
     return ConfigError(f"rule {rule} of a queue is not allowed: got {value!r}; expected {expected}")
 
@@ -331,9 +339,7 @@ def create_queue(
         TopicError: A topic exists and is not correct.
         KafkaClientError: The broker cannot be reached or rejects the request.
     """
-    given = dict(rules or {})
-    if unknown := given.keys() - set(RULE_NAMES):
-        raise ConfigError(f"unknown rule of a queue: got {sorted(unknown)}; expected of {', '.join(RULE_NAMES)}")
+    given = named_rules(rules)
     checked_rules(given)
     layout = create_queue_topics(
         queue,

@@ -143,3 +143,8 @@ def _instant_ms(at: datetime | float) -> int:
         message = f"at is out of bounds: got {at!r}, 1970 to 9999; give an aware datetime or epoch seconds"
         raise ConfigError(message)
     return rounded_up_ms(at)
+
+
+def encoded(value: bytes | str | None) -> bytes | None:
+    """Return text as UTF-8."""
+    return value.encode() if isinstance(value, str) else value

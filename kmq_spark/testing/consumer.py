@@ -16,24 +16,25 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from kmq_spark.consumer.admission import AdmissionPolicy
-from kmq_spark.consumer.async_consumer import AsyncQueueConsumer
+from kmq_spark.consumer.async_consumer import AsyncQueueConsumer, DeliveryOptions
 from kmq_spark.consumer.checks import check_bounds, limits_of
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.consumer.leases import LeaseTable
 from kmq_spark.consumer.marker_writer import MarkerWriter
 from kmq_spark.consumer.pipeline import Pipeline
 from kmq_spark.consumer.transaction import Transaction
-from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.core.markers import Marker, MarkerType, Release
 from kmq_spark.core.ranges import cut_ranges
-from kmq_spark.errors import TopicError, UsageError
+from kmq_spark.errors import KafkaClientError, TopicError, TransactionError, UsageError
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id
 from kmq_spark.testing.message import FOREVER
-from kmq_spark.testing.producer import MemoryOptions, append_message
+from kmq_spark.testing.producer import MemoryOptions, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import timedelta
+    from typing import Unpack
 
     from confluent_kafka import Message as KafkaMessage
 
@@ -50,10 +51,16 @@ EMPTY_S = 0.01
 
 
 class MemoryMarkers:
-    """The producer of markers: a marker is durable when it is sent."""
+    """
+    The producer of markers: a marker is durable when it is sent.
+
+    `unsettled`: partition and offset of the messages that were started and have neither an END nor a release. A handler
+    that settles a message has let it go a moment before its marker is written.
+    """
 
     def __init__(self, log: MemoryLog, topic: str) -> None:
         self._log, self._topic = log, topic
+        self.unsettled: set[tuple[int, int]] = set()
 
     def send(self, marker: Marker, on_report: Callable[[KmqError | None, int], object]) -> None:
         """Append a START or a KEEPALIVE, and report it."""
@@ -62,6 +69,11 @@ class MemoryMarkers:
 
     def send_until_durable(self, marker: Marker) -> None:
         """Append a marker."""
+        covered = {(marker.queue_partition, first + step) for first, count in marker.ranges for step in range(count)}
+        if marker.type is MarkerType.START:
+            self.unsettled |= set() if marker.never_handed_out else covered
+        elif marker.type is MarkerType.END or marker.release is not Release.RENEWED:
+            self.unsettled -= covered
         self._log.append_marker(self._topic, marker.queue_partition, marker)
 
 
@@ -70,7 +82,7 @@ class MemoryWriter(MarkerWriter):
 
     def __init__(self, log: MemoryLog, markers: MemoryMarkers, leases: LeaseTable, consumer_id: str) -> None:
         super().__init__(markers, leases, consumer_id)  # type: ignore[arg-type]  # what the writer needs of it
-        self._log = log
+        self._log, self._markers = log, markers
 
     def write_out(self, timeout: float = 0.0) -> None:  # noqa: ARG002  # as in `MarkerWriter`
         """Write the markers of what is settled."""
@@ -111,6 +123,7 @@ class MemoryWriter(MarkerWriter):
 
     def end_leases(self, decided: Collection[tuple[int, int]]) -> None:
         """End the leases of messages that the tracker has decided."""
+        self._markers.unsettled -= set(decided)
         for lease in self._leases.open_leases():
             if any((lease.queue_partition, offset) in decided for offset in lease.held_offsets()):
                 lease.end("the lease ran out")
@@ -243,7 +256,7 @@ class InMemoryConsumer(QueueConsumer):
         self._leases = LeaseTable(deserializer)
         self._receiving, self._lock, self._pid = threading.RLock(), threading.Lock(), os.getpid()
         self._in_memory, self._in_block = queue, threading.local()
-        markers = MemoryMarkers(queue.log, topics.markers_topic)
+        markers = self._markers = MemoryMarkers(queue.log, topics.markers_topic)
         self.writer = MemoryWriter(queue.log, markers, self._leases, self.consumer_id)
         self._writer = self.writer
         self._fetcher = MemoryFetcher(queue.log, queue.name, queue.partition_count, queue.positions(group))
@@ -272,10 +285,10 @@ class InMemoryConsumer(QueueConsumer):
         self._is_closed = True
 
     def is_idle(self) -> bool:
-        """Return whether it holds nothing and nothing can be delivered now. For `InMemoryQueue.work`."""
+        """Return whether all it started is settled and nothing can be delivered now. For `InMemoryQueue.work`."""
         with self._in_memory.log.lock:
             self._in_memory.track()
-            return not self._fetcher.available() and not self.in_flight_count
+            return not self._fetcher.available() and not self._markers.unsettled
 
     def close(self, timeout: float = 30.0) -> None:
         """Release the held messages."""
@@ -302,14 +315,20 @@ class InMemoryConsumer(QueueConsumer):
         log = self._in_memory.log
         with log.lock:
             self._in_memory.track()
-            for message in recorded.messages.values():
-                message._check_held()  # noqa: SLF001  # as `ResultTransactions`
-            for message in recorded.messages.values():
-                message.ack()
-            for topic, partition, key, value, headers in recorded.results:
-                count = log.queues[topic].partition_count
-                where = None if partition < 0 else partition
-                append_message(log, topic, count, value, key, partition=where, headers=list(headers))
+            for each in recorded.messages.values():
+                each._check_held()  # noqa: SLF001  # as `ResultTransactions`
+            try:
+                results = [
+                    record_of(log.queues[topic], value, key, partition, list(headers))
+                    for topic, partition, key, value, headers in recorded.results
+                ]
+            except KafkaClientError as error:
+                message = f"cannot commit a transaction: {error}; nothing was written, the messages are still held"
+                raise TransactionError(message, code=error.code, nothing_written=True) from error
+            for each in recorded.messages.values():
+                each.ack()
+            for result in results:
+                log.append(*result)
             self.writer.write_out()
 
     def _check_topic(self, topic: str, partition: int) -> None:
@@ -329,7 +348,7 @@ def _nothing() -> None:
 class AsyncInMemoryConsumer(AsyncQueueConsumer):
     """Consumer of an `InMemoryQueue` for asyncio."""
 
-    def __init__(self, queue: InMemoryQueue, **options: Any) -> None:
+    def __init__(self, queue: InMemoryQueue, **options: Unpack[DeliveryOptions]) -> None:
         super().__init__(queue.name)
         self._in_memory, self._given = queue, options
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message
 
-from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kmq_spark.core.markers import Marker
     from kmq_spark.testing.queue import InMemoryQueue
 
 _LOG_APPEND_TIME = 2
@@ -43,8 +43,8 @@ class MemoryLog:
 
     def append(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, Any]]
-    ) -> int:
-        """Append a record; return its offset."""
+    ) -> Message:
+        """Append a record; return it."""
         with self.lock:
             records = self.records(topic, partition)
             record = Message(
@@ -58,12 +58,8 @@ class MemoryLog:
             )
             records.append(record)
             self.lock.notify_all()
-            return len(records) - 1
+            return record
 
     def append_marker(self, topic: str, partition: int, marker: Marker) -> None:
         """Append a marker."""
         self.append(topic, partition, None, encode_marker(marker), ())
-
-    def tick(self, topic: str, partition: int, term: int) -> None:
-        """Append a TICK: the tracker decides there what is overdue."""
-        self.append_marker(topic, partition, Marker(MarkerType.TICK, term=term))

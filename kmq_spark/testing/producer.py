@@ -5,25 +5,24 @@ from __future__ import annotations
 import random
 import zlib
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.serializers import serialized
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
 from kmq_spark.producer.async_producer import AsyncQueueProducer
-from kmq_spark.producer.options import SendOptions, checked_headers, option_headers
+from kmq_spark.producer.options import SendOptions, encoded
 from kmq_spark.producer.producer import QueueProducer, forks, message_too_large
 from kmq_spark.wire.headers import size_of
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from collections.abc import Callable
     from typing import Self
 
+    from confluent_kafka import KafkaError, Message
+
     from kmq_spark.kafka.serializers import Serializer
-    from kmq_spark.producer.options import Headers, Pairs
-    from kmq_spark.producer.producer import OnDelivery
-    from kmq_spark.testing.log import MemoryLog
+    from kmq_spark.producer.options import Pairs
     from kmq_spark.testing.queue import InMemoryQueue
 
 Encoded = list[tuple[str, bytes | None]]
@@ -35,77 +34,60 @@ class MemoryOptions(SendOptions):
     def __init__(self) -> None:
         """Keep nothing."""
 
-    def headers(
-        self,
-        queue: str,  # noqa: ARG002  # as in `SendOptions`
-        own: Headers | None,
-        *,
-        logical_queue: str | None,
-        delay: float | timedelta | None,
-        at: datetime | float | None,
-        ttl: float | timedelta | None,
-    ) -> Pairs:
-        """Return the sender's headers, followed by those of the options."""
-        return [*checked_headers(own or ()), *option_headers(logical_queue, delay, at, ttl)]
+    def _check_retention(self, queue: str, waits_ms: int) -> None:
+        """Do nothing."""
 
 
-def encoded(value: bytes | str | None) -> bytes | None:
-    """Return text as UTF-8."""
-    return value.encode() if isinstance(value, str) else value
+def record_of(
+    queue: InMemoryQueue, value: bytes | str | None, key: bytes | str | None, partition: int, headers: Pairs
+) -> tuple[str, int, bytes | None, bytes | None, Encoded]:
+    """
+    Return a message as `MemoryLog.append` takes it; *partition* -1: by the key, random without one.
 
-
-def append_message(
-    log: MemoryLog, topic: str, partitions: int, value: bytes | str | None, key: bytes | str | None, *,
-    partition: int | None, headers: Pairs,
-) -> MessageId:  # fmt: skip
-    """Append a message to a queue topic; without a key and a partition to a random one."""
-    key, value = encoded(key), encoded(value)
+    Raises:
+        KafkaClientError: It is too large.
+        TopicError: The queue has no such partition.
+    """
+    key, value, count = encoded(key), encoded(value), queue.partition_count
     pairs: Encoded = [(name, encoded(text)) for name, text in headers]
     if size_of(key, value, pairs) > MAX_MESSAGE_BYTES:
         raise message_too_large(value, MAX_MESSAGE_BYTES)
-    if partition is None:
-        partition = random.randrange(partitions) if key is None else zlib.crc32(key) % partitions  # noqa: S311
-    if not 0 <= partition < partitions:
-        raise TopicError(f"cannot send to {topic}: got partition {partition}; expected 0 to {partitions - 1}")
-    return MessageId(partition, log.append(topic, partition, key, value, pairs))
+    if partition == -1:
+        partition = random.randrange(count) if key is None else zlib.crc32(key) % count  # noqa: S311  # spreads
+    if not 0 <= partition < count:
+        raise TopicError(f"cannot send to {queue.name}: got partition {partition}; expected 0 to {count - 1}")
+    return queue.name, partition, key, value, pairs
+
+
+class _NoClient:
+    """In place of Kafka's client: no report is ever outstanding."""
+
+    def poll(self, _timeout: float) -> int:
+        return 0
 
 
 class InMemoryProducer(QueueProducer):
     """Producer of an `InMemoryQueue`: a message is durable when `send` returns."""
 
-    def __init__(self, queue: InMemoryQueue, serializer: Serializer | None = None) -> None:
-        self._queue = queue
-        self._topic = queue.name
-        self._serialize = None if serializer is None else partial(serialized, serializer, queue.name)
-        self._forks, self._errors = forks(), []
-        self._is_closed = False
-        self._options = MemoryOptions()
+    _is_closed = _is_resting = _is_busy = False
 
-    def send(
+    def __init__(self, queue: InMemoryQueue, serializer: Serializer | None = None) -> None:
+        self._queue, self._topic, self._partition_count = queue, queue.name, queue.partition_count
+        self._serialize = None if serializer is None else partial(serialized, serializer, queue.name)
+        self._forks, self._errors, self._sent_count = forks(), [], 0
+        self._options, self._producer = MemoryOptions(), _NoClient()  # type: ignore[assignment]  # what `send` needs
+
+    def _produce(
         self,
-        value: Any,  # noqa: ANN401  # as in `QueueProducer`
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        on_delivery: OnDelivery | None = None,
-        logical_queue: str | None = None,
-        delay: float | timedelta | None = None,
-        at: datetime | float | None = None,
-        ttl: float | timedelta | None = None,
+        value: bytes | str | None,
+        key: bytes | str | None,
+        partition: int,
+        headers: Pairs | None,
+        report: Callable[[KafkaError | None, Message], None],
     ) -> None:
-        """Send a message, as `QueueProducer.send`."""
-        self._check_usable()
-        if self._serialize is not None:
-            value, headers = self._serialize(value, checked_headers(headers or ()))
-        pairs = self._options.headers(
-            self._topic, headers, logical_queue=logical_queue, delay=delay, at=at, ttl=ttl
-        )  # fmt: skip
-        sent = append_message(
-            self._queue.log, self._topic, self._queue.partition_count, value, key, partition=partition, headers=pairs
-        )
-        if on_delivery is not None:
-            on_delivery(sent, None)
+        log = self._queue.log
+        with log.lock:
+            report(None, log.append(*record_of(self._queue, value, key, partition, headers or [])))
 
     def flush(self, timeout: float = 30.0) -> None:  # noqa: ARG002  # as in `QueueProducer`
         """Return: all is durable."""

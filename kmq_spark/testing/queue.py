@@ -7,11 +7,12 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from kmq_spark.consumer.async_consumer import DeliveryOptions
 from kmq_spark.consumer.checks import check_bounds
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_QUEUE_PARTITION
 from kmq_spark.errors import ConfigError, UsageError
-from kmq_spark.kafka.queue_rules import DEFAULT_LEASE_S, RETRIES, RULE_NAMES, checked_rules
+from kmq_spark.kafka.queue_rules import DEFAULT_LEASE_S, RETRIES, checked_rules, named_rules
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import headers_of
 from kmq_spark.testing.consumer import AsyncInMemoryConsumer, InMemoryConsumer
@@ -23,17 +24,14 @@ from kmq_spark.wire.dead_letter import dead_letter_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import timedelta
+    from typing import Unpack
 
     from kmq_spark.consumer.worker import RunSummary
-    from kmq_spark.kafka.serializers import Deserializer, Serializer
+    from kmq_spark.kafka.serializers import Serializer
     from kmq_spark.wire.dead_letter import DeadLetter
 
 STEP_MS = 6 * 60 * 60 * 1000
 """Consumers renew their leases at least so often while the clock moves: no lease is longer than 12 hours."""
-
-OF_CONSUMER = (
-    "logical_queue", "subscription", "lease", "max_lease", "max_in_flight", "isolate_after", "deserializer",
-)  # fmt: skip
 
 IDLE_CHECK_S = 0.001
 
@@ -76,10 +74,7 @@ class InMemoryQueue:
         """
         topics = QueueTopics(name)
         check_bounds("partitions", partitions, 1, MAX_QUEUE_PARTITION + 1)
-        given = dict(RETRIES if rules is None else rules)
-        if unknown := given.keys() - set(RULE_NAMES):
-            raise ConfigError(f"unknown rule of a queue: got {sorted(unknown)}; expected of {', '.join(RULE_NAMES)}")
-        stored = checked_rules(given, version=1)
+        stored = checked_rules({**RETRIES, **named_rules(rules)}, version=1)
         self.name, self.partition_count = name, partitions
         self.lease = DEFAULT_LEASE_S if stored.lease_s is None else stored.lease_s
         self._rules = stored.rules
@@ -101,34 +96,15 @@ class InMemoryQueue:
         """Return a producer, used as an `AsyncQueueProducer`."""
         return AsyncInMemoryProducer(self, serializer)
 
-    def consumer(
-        self,
-        *,
-        logical_queue: str = "",
-        subscription: str = "",
-        lease: float | timedelta | None = None,
-        max_lease: float | timedelta | None = None,
-        max_in_flight: int = 1_000,
-        isolate_after: int = 2,
-        deserializer: Deserializer | None = None,
-    ) -> InMemoryConsumer:
+    def consumer(self, **options: Unpack[DeliveryOptions]) -> InMemoryConsumer:
         """
         Return a consumer, used as a `QueueConsumer`, whose documentation says what the arguments mean.
 
         A `receive` that finds nothing returns after 10 ms, whatever its timeout: the queue's clock stands still.
         """
-        return InMemoryConsumer(
-            self,
-            logical_queue=logical_queue,
-            subscription=subscription,
-            lease=lease,
-            max_lease=max_lease,
-            max_in_flight=max_in_flight,
-            isolate_after=isolate_after,
-            deserializer=deserializer,
-        )
+        return InMemoryConsumer(self, **options)
 
-    def async_consumer(self, **options: Any) -> AsyncInMemoryConsumer:  # those of `consumer`
+    def async_consumer(self, **options: Unpack[DeliveryOptions]) -> AsyncInMemoryConsumer:
         """Return a consumer, used as an `AsyncQueueConsumer`; the arguments are those of `consumer`."""
         return AsyncInMemoryConsumer(self, **options)
 
@@ -146,7 +122,9 @@ class InMemoryQueue:
         Raises:
             UsageError: A handler still ran after *timeout*, or `QueueConsumer.run` raised it.
         """
-        consumer = self.consumer(**{name: options.pop(name) for name in OF_CONSUMER if name in options})
+        consumer = self.consumer(
+            **{name: options.pop(name) for name in DeliveryOptions.__annotations__ if name in options}
+        )
         is_late = threading.Event()
 
         def stop_when_idle() -> None:

@@ -47,20 +47,24 @@ class MemoryTracker:
 
     def track(self) -> int | None:
         """Carry out what is overdue; return when the next message may fall due, epoch milliseconds, None for never."""
+        has_ticked = False
         while True:
             outcomes = [self._fold(partition) for partition in range(len(self._states))]
             if self._carry_out(outcomes):
+                has_ticked = False
                 continue
             due = [each.status.next_deadline_at_ms for each in outcomes]
             next_ms = min((at for at in due if at is not None), default=None)
             if next_ms is None or next_ms > self._log.now_ms:
                 return next_ms
+            if has_ticked:
+                return self._log.now_ms + 1  # jitter: a message may fall due later than it could
             # A TICK decides what was due before it.
             self._log.now_ms = max(self._log.now_ms, next_ms + 1)
             for partition in range(len(self._states)):
-                self._log.tick(self._topics.markers_topic, partition, _TERM)
-            if not self._carry_out([self._fold(partition) for partition in range(len(self._states))]):
-                return self._log.now_ms + 1  # jitter: a message may fall due later than it could
+                tick = Marker(MarkerType.TICK, term=_TERM)
+                self._log.append_marker(self._topics.markers_topic, partition, tick)
+            has_ticked = True
 
     def _fold(self, partition: int) -> PartitionOutcome:
         state, read = self._states[partition], MarkerLog(self._topics.markers_topic, partition)

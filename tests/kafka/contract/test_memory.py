@@ -83,6 +83,17 @@ def test_work_that_never_ends_is_an_error() -> None:
         queue.work(lambda message: message.release(), timeout=0.2)
 
 
+def test_rules_that_are_not_given_are_those_of_a_new_queue() -> None:
+    queue = InMemoryQueue(rules={"max_deliveries": 3})
+    send(queue, "a")
+    with queue.consumer() as consumer:
+        consumer.receive()[0].fail("no")
+        queue.advance(0.9)
+        assert consumer.receive() == []
+        queue.advance(0.2)
+        assert consumer.receive()[0].delivery_count == 2
+
+
 def test_queues_beside_each_other_share_a_clock() -> None:
     orders = InMemoryQueue("orders")
     invoices = InMemoryQueue("invoices", beside=orders)
@@ -122,15 +133,32 @@ def test_wrong_queue_is_refused(arguments: dict[str, Any], reason: str) -> None:
         InMemoryQueue(**arguments)
 
 
-def test_fixture_gives_each_test_an_empty_queue(tmp_path: Path) -> None:
+EMPTY = """
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_queue(kmq_queue, number):
+    kmq_queue.producer().send("a")
+    assert kmq_queue.work(lambda message: None).acked == 1
+"""
+
+BROKERS = """
+import pytest
+from kmq_spark import QueueProducer, create_queue
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_queue(kmq_broker, number):
+    servers = kmq_broker.bootstrap_servers
+    create_queue(f"orders-{number}", bootstrap_servers=servers)
+    with QueueProducer(f"orders-{number}", bootstrap_servers=servers) as producer:
+        producer.send("a")
+"""
+
+
+@pytest.mark.parametrize("text", [EMPTY, pytest.param(BROKERS, marks=pytest.mark.kafka)], ids=["queue", "broker"])
+def test_fixture_of_pytest_is_there(tmp_path: Path, text: str) -> None:
     test = tmp_path / "test_mine.py"
-    test.write_text(
-        "import pytest\n"
-        "@pytest.mark.parametrize('number', [1, 2])\n"
-        "def test_queue(kmq_queue, number):\n"
-        "    kmq_queue.producer().send('a')\n"
-        "    assert kmq_queue.work(lambda message: None).acked == 1\n"
-    )
+    test.write_text(text)
     # Where the package is installed, pytest has the plugin already, by the name of its entry point.
     plugins = ["-p", "no:kmq_spark", "-p", "kmq_spark.testing.plugin"]
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), *plugins, str(test)]
