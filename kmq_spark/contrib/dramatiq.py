@@ -170,7 +170,7 @@ class KmqBroker(Broker):
 
         Args:
             queue_name: The queue.
-            timeout: Milliseconds; None to wait for ever.
+            timeout: Milliseconds; None for no limit.
 
         Raises:
             QueueNotFound: The queue was not declared.

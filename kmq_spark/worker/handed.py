@@ -114,7 +114,7 @@ class Outcome(NamedTuple):
     What became of messages that a handler process was given.
 
     `settled`: how its handler has settled some, by index. `error`: what it raised. `failures`: those that a handler of
-    batches says have failed, by index. `refused`: why the run must end: the handler returned what nobody can use.
+    batches says have failed, by index. `refused`: why the run must end: what the handler returned has a wrong type.
     """
 
     settled: dict[int, Settled]

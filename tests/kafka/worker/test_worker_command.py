@@ -190,14 +190,14 @@ def test_batch_that_kills_its_process_is_handled_one_by_one(queue: Queue, tmp_pa
 
 
 def free_port() -> str:
-    """Return a port on which nobody listens."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
 
 
 def page(port: str, path: str) -> tuple[int, str]:
-    """Return status and text of a page; 0 if nobody listens yet."""
+    """Return status and text of a page; status 0 while the port is closed."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:  # our own page
             return answer.status, answer.read().decode()

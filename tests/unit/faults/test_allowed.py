@@ -257,7 +257,7 @@ def test_clock_of_the_log_goes_on_where_the_clock_of_the_broker_was_set_back() -
 
 
 def test_wall_clock_of_the_machine_may_be_set_back() -> None:
-    """By an hour, after all that was sent and before the last handlers: what they did is told by the steps of both."""
+    """By an hour, before the last handlers work. The checker knows when, so it finds the true time of their events."""
     story = Story()
     later = [each for each in story.events if each["wall"] >= 6.4]
     for each in later:
