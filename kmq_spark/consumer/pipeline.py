@@ -441,7 +441,12 @@ class Pipeline:
             return None
         # Leases may have ended while the fetch waited.
         room = room._replace(is_empty=self._room().is_empty)
-        if any(map(_HEADERS, records)) or self._history.unproven or not self._policy.accepts_plain_records:
+        unproven = self._history.unproven
+        if (
+            any(map(_HEADERS, records))
+            or not self._policy.accepts_plain_records
+            or (unproven and not unproven.isdisjoint([record.partition() for record in records]))
+        ):
             return self._start_by_headers(records, room, lease_s)
         self._lookahead = 1
         self._suspects.took(None)  # a suspect that waited for its turn was revoked with its partition
