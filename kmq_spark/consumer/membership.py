@@ -37,6 +37,9 @@ PROBE_S = 3.0
 
 LEAVE_POLL_S = 0.01
 
+END_S = 5.0
+"""Longest wait until a client that was replaced has given up its partitions."""
+
 NO_COORDINATOR = f"it has found no group coordinator for {LOST_S:g} s, although the broker answers"
 
 
@@ -220,7 +223,12 @@ class Membership:
 
 
 def _end_client(client: Consumer, is_static: bool) -> None:  # noqa: FBT001  # arguments of a thread
+    until = time.monotonic() + END_S
     with contextlib.suppress(KafkaException, RuntimeError):
         if not is_static:
             client.unsubscribe()
+        # An event of the group that `close` has to serve may hang the process, as in `_unsubscribe`.
+        while (assigned := client.assignment()) and time.monotonic() < until:
+            client.pause(assigned)
+            client.poll(LEAVE_POLL_S)
         client.close()
