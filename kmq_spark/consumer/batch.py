@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import index as to_index
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from confluent_kafka import Message as KafkaMessage
@@ -28,6 +27,7 @@ from kmq_spark.consumer.message import Message, failure_of
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.core.markers import MAX_TEXT_CHARS
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.wire.headers import PREFIX
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class Batch(Sequence[Message]):
         total = Settlement()
         with self._lock:
             for lease, offsets in self._by_lease():
-                has_ended = lease.ends_at < monotonic()
+                has_ended = lease.ends_at < now_s()
                 if not (has_ended and is_lost_skipped):
                     total = total.plus(self._settle_lease(lease, offsets, kind, has_ended=has_ended))
             for message in self._extended():
@@ -352,7 +352,7 @@ class Batch(Sequence[Message]):
         return [each for index, each in made if each._lease is not self._lease(index) and each._verb is None]
 
     def _ack_some(self, indices: Iterable[int]) -> Settlement:
-        total, now = Settlement(), monotonic()
+        total, now = Settlement(), now_s()
         for index in indices:
             message = self._made.get(index)
             if message is not None:

@@ -18,7 +18,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, overload
 
@@ -33,6 +32,7 @@ from kmq_spark.consumer.marker_writer import MarkerWriter
 from kmq_spark.consumer.pipeline import Pipeline, Result
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
@@ -184,7 +184,7 @@ class QueueConsumer:
     @property
     def in_flight_count(self) -> int:
         """Count of messages held, with those that are fetched ahead."""
-        return self._leases.held_count(time.monotonic())
+        return self._leases.held_count(now_s())
 
     def receive(
         self, max_messages: int = 1, timeout: float = 1.0, lease: float | timedelta | None = None

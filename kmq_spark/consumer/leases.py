@@ -1,8 +1,8 @@
 """
 The leases that this process holds, and the settled messages whose marker is not written yet.
 
-Rule 1: lease times use the monotonic clock, read before the START is sent. So a lease ends locally before it ends on
-the broker.
+Rule 1: lease times use a monotonic clock that runs while the host sleeps, read before the START is sent. So a lease
+ends locally before it ends on the broker. What must not be done twice is judged by the broker's clock: `ends_at_ms`.
 Rule 2: settling a message is one atomic `set.remove`. Only the thread that removes the offset has settled the message.
 The set is filled when a message is asked for. Until then the lease is *whole*: its messages can be settled together.
 Rule 3: an offset is added to an outbox after this removal. Only the marker writer's thread takes it out.
@@ -102,6 +102,8 @@ class Lease:
         limit_at: Keep-alive does not renew the lease beyond this time, monotonic seconds.
         sizes: Bytes of value, key and headers of each message; *byte_count* is their sum.
         started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 if unknown.
+        ends_at_ms: When it ends by the append times of its START and KEEPALIVEs: what stands in the log before has not
+            been redelivered.
         end_reason: Reason why it ended; empty while it is held.
         is_unconfirmed: Whether its partition went to another consumer, without an offset after its messages.
     """
@@ -117,6 +119,7 @@ class Lease:
     sizes: Sequence[int] = ()
     byte_count: int = 0
     started_at_ms: int = 0
+    ends_at_ms: int = 0
     end_reason: str = ""
     is_whole: bool = False
     is_unconfirmed: bool = False
@@ -176,6 +179,7 @@ class Lease:
             sizes=(size,),
             byte_count=size,
             started_at_ms=self.started_at_ms,
+            ends_at_ms=self.ends_at_ms,
             is_unconfirmed=self.is_unconfirmed,
         )
         if self.outbox.table is not None:

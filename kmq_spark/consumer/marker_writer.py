@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.consumer.leases import Verb
 from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
 from kmq_spark.core.ranges import cut_ranges, join_ranges
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -68,15 +68,19 @@ class Renewal(NamedTuple):
         """Return the offsets held now. If one is settled meanwhile: a KEEPALIVE after an END has no effect."""
         return [offset for lease in self.leases for offset in lease.held_offsets()]
 
-    def durable(self, now: float) -> None:
+    def durable(self, now: float, appended_at_ms: Sequence[int]) -> None:
         """
         Extend the leases that have not ended: the renewal counts from the time when it was sent.
 
-        The tracker may have decided the messages of the others before the renewal was written.
+        The tracker may have decided the messages of the others before the renewal was written: *appended_at_ms*, by the
+        broker's clock.
         """
+        ends_at_ms = min(appended_at_ms) + round(self.duration * 1000)
         for lease in self.leases:
             if not lease.end_reason and now <= lease.ends_at:
                 lease.ends_at = max(lease.ends_at, self.sent_at + self.duration)
+                if max(appended_at_ms) < lease.ends_at_ms:
+                    lease.ends_at_ms = ends_at_ms
 
 
 def renewals(leases: Iterable[Lease], now: float) -> Iterator[Renewal]:
@@ -126,7 +130,7 @@ class MarkerWriter:
 
     def _wait_for_round(self, timeout: float) -> float:
         """Wait until all that is settled is sent; return the rest of the time."""
-        until = time.monotonic() + timeout
+        until = now_s() + timeout
         with self._round_done:
             # The round that runs now may have processed a partition already. The next round processes all.
             wanted = self._rounds + 2
@@ -135,7 +139,7 @@ class MarkerWriter:
                 self._round_done.wait_for(lambda: self._rounds >= wanted, timeout)
             finally:
                 self._flushing -= 1
-        return max(0.0, until - time.monotonic())
+        return max(0.0, until - now_s())
 
     def close(self, timeout: float) -> None:
         """Write the remaining markers, as `flush`, and end the thread."""
@@ -148,7 +152,7 @@ class MarkerWriter:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            began_at = time.monotonic()
+            began_at = now_s()
             try:
                 self._round(began_at)
             except Exception:
@@ -174,9 +178,9 @@ class MarkerWriter:
         is_idle = not self._producer.is_waiting and not self._leases.open_leases()
         until = began_at + (IDLE_S if is_idle else LINGER_S)
         while True:
-            left = FLUSH_S if self._flushing else until - time.monotonic()
+            left = FLUSH_S if self._flushing else until - now_s()
             self._producer.serve(max(POLL_UNIT_S, left))
-            if self._flushing or time.monotonic() >= until:
+            if self._flushing or now_s() >= until:
                 return
 
     def _write_settled(self, outbox: Outbox) -> None:
@@ -262,20 +266,23 @@ class MarkerWriter:
         parts = list(cut_ranges(renewal.offsets()))
         left = len(parts)
 
-        def on_report(error: KmqError | None, _appended_at_ms: int) -> None:
+        appended_at_ms: list[int] = []
+
+        def on_report(error: KmqError | None, at_ms: int) -> None:
             # Only the writer's thread serves reports, so the count needs no lock.
             nonlocal left
             left -= 1
+            appended_at_ms.append(at_ms)
             if error is not None:
                 logger.warning("keep-alive failed: %s", error, extra={"action": "keep_alive_failed"})
                 if is_extension and left >= 0 and error.retriable:
                     # Until then the old lease end applies.
                     self._leases.outbox(renewal.queue_partition).extended.extend(
-                        [lease for lease in renewal.leases if lease.held_count and lease.ends_at > time.monotonic()]
+                        [lease for lease in renewal.leases if lease.held_count and lease.ends_at > now_s()]
                     )
                 left = -1
             elif left == 0:
-                renewal.durable(time.monotonic())
+                renewal.durable(now_s(), appended_at_ms)
 
         for ranges in parts:
             marker = Marker(

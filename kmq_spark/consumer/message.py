@@ -11,7 +11,6 @@ Source: SQS `ReceiveMessage` and Kafka's share consumer for the verbs. The gloss
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -20,6 +19,7 @@ from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.core.markers import MAX_ERROR_CHARS, MAX_TEXT_CHARS, MessageId
 from kmq_spark.errors import LeaseLostError, UnreadableError, UsageError
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.wire.headers import ORIGIN, PREFIX, expires_at_ms_of, first_sent_ms_of, place_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Message:
     @property
     def is_held(self) -> bool:
         """Whether it is not settled and its lease has not ended."""
-        return not self.is_settled and self._lease.ends_at >= monotonic()
+        return not self.is_settled and self._lease.ends_at >= now_s()
 
     @property
     def is_settled(self) -> bool:
@@ -153,7 +153,7 @@ class Message:
             return
         self._verb = _ACK
         lease.outbox.acked.append(self._offset)
-        if lease.ends_at < monotonic():
+        if lease.ends_at < now_s():
             self._raise_lost()
 
     def release(self, delay: float | timedelta = 0) -> None:
@@ -218,7 +218,7 @@ class Message:
             UsageError: The message is settled already.
         """
         duration_ms = milliseconds("duration", duration, MIN_LEASE_MS)
-        lease, now = self._lease, monotonic()
+        lease, now = self._lease, now_s()
         if self._verb is not None or (self._offset not in lease.held and not lease.end_reason):
             self._raise_settled("extend")
         if lease.end_reason or lease.ends_at < now:
@@ -255,7 +255,7 @@ class Message:
 
     def _release_uncounted(self) -> bool:
         """Release the message, delivery not counted. Return False if it is settled or lost. For the consumer."""
-        if self.is_settled or self._lease.ends_at < monotonic():
+        if self.is_settled or self._lease.ends_at < now_s():
             return False
         self._settle(Settled(Verb.RELEASE, self._offset, never_handed_out=True))
         return True
@@ -263,7 +263,7 @@ class Message:
     def _check_held(self) -> None:
         """Raise if the message is no longer held. For transactions."""
         lease = self._lease
-        if self._verb is None and lease.ends_at < monotonic():
+        if self._verb is None and lease.ends_at < now_s():
             self._raise_lost()
         if self._offset not in lease.held:
             self._settled_before(Verb.ACK)
@@ -301,7 +301,7 @@ class Message:
             return
         self._verb = settled.verb
         lease.outbox.others.append(settled)
-        if lease.ends_at < monotonic():
+        if lease.ends_at < now_s():
             self._raise_lost()
 
     def _settled_before(self, verb: Verb) -> None:

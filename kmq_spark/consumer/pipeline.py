@@ -40,6 +40,7 @@ from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.ranges import ranges_of_fetched
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.kafka.records import sizes_of
 from kmq_spark.pauses import RateLimit
 
@@ -161,20 +162,20 @@ class Pipeline:
                 self.undo()
             # The caller has the messages of the last call, so `undo` must not release them.
             self._returning = Batch()
-            self._quick_calls = self._quick_calls + 1 if time.monotonic() <= self._quick_until else 0
+            self._quick_calls = self._quick_calls + 1 if now_s() <= self._quick_until else 0
             try:
                 self._needs_undo = True
-                until = time.monotonic() + timeout
+                until = now_s() + timeout
                 while True:
                     found = result_of(self._next(max_messages, until, lease_s, gather_s))
                     # A batch may have no messages: its records were skipped, deferred or expired.
-                    if found or time.monotonic() >= until:
-                        self._returned_at = time.monotonic()
+                    if found or now_s() >= until:
+                        self._returned_at = now_s()
                         self._quick_until = self._returned_at + QUICK_S if found else float("-inf")
                         self._needs_undo = False
                         return found
                     if self._is_blocked:
-                        time.sleep(min(FULL_PAUSE_S, max(0.0, until - time.monotonic())))
+                        time.sleep(min(FULL_PAUSE_S, max(0.0, until - now_s())))
             except BaseException:
                 try:
                     self.undo()
@@ -219,13 +220,13 @@ class Pipeline:
 
         *check* is called while waiting, and raises if the wait is in vain.
         """
-        offsets, until = self._fetcher.offsets, time.monotonic() + timeout
+        offsets, until = self._fetcher.offsets, now_s() + timeout
         if not offsets.are_confirmed(positions):
             offsets.send(self._fetcher.client)
         self._is_confirming = True
         try:
             while not offsets.are_confirmed(positions):
-                if time.monotonic() > until:
+                if now_s() > until:
                     message = (
                         f"cannot commit offsets of {self._topic}: got no confirmation within {timeout:g} s; check the "
                         "broker"
@@ -281,7 +282,7 @@ class Pipeline:
                 raise error
             if not self._wait_for_room(max_messages, until, gather_s):
                 return Batch()
-            self._take(max_messages, max(0.0, until - time.monotonic()), lease_s, gather_s)
+            self._take(max_messages, max(0.0, until - now_s()), lease_s, gather_s)
         else:
             self._fetcher.serve_group_if_due()
         if len(ahead) == 1 and self._quick_calls >= QUICK_CALLS and lease_s is None:
@@ -294,7 +295,7 @@ class Pipeline:
             if batch.expiring:
                 batch.drop_expired()
             self._commit(batch)
-        content = batch.content._leased(time.monotonic())  # noqa: SLF001  # private to the package: not for handlers
+        content = batch.content._leased(now_s())  # noqa: SLF001  # private to the package: not for handlers
         self._returning, rest = content._split(max_messages)  # noqa: SLF001  # as above
         if rest:
             batch.content = rest
@@ -321,7 +322,7 @@ class Pipeline:
                 if not self._ahead or self._is_closed:
                     self._watcher = None
                     return
-                if not self._needs_undo and time.monotonic() - self._returned_at >= AWAY_S:
+                if not self._needs_undo and now_s() - self._returned_at >= AWAY_S:
                     try:
                         self.give_back()
                     except KmqError as error:
@@ -364,7 +365,7 @@ class Pipeline:
         # In this order: a batch that is reported in between counts twice, and not never.
         waiting = [batch for batch in self._ahead if batch.waiting_count]
         waiting_bytes = sum([batch.byte_count for batch in waiting])
-        now = time.monotonic()
+        now = now_s()
         held_count = sum([len(batch.content) for batch in waiting]) + self._leases.held_count(now)
         max_bytes = MAX_IN_FLIGHT_BYTES - waiting_bytes - self._leases.held_bytes_bound(now)
         if max_bytes <= 0:
@@ -379,13 +380,13 @@ class Pipeline:
         if sum(sizes) <= room.max_bytes:
             return room
         waiting_bytes = sum([batch.byte_count for batch in self._ahead if batch.waiting_count])
-        max_bytes = MAX_IN_FLIGHT_BYTES - waiting_bytes - self._leases.held_bytes(time.monotonic())
+        max_bytes = MAX_IN_FLIGHT_BYTES - waiting_bytes - self._leases.held_bytes(now_s())
         return room._replace(max_bytes=max(0, max_bytes))
 
     def _wait_for_room(self, max_messages: int, until: float, gather_s: float) -> bool:
         """Wait until there is room for a message; with *gather_s*, so long at most for *max_messages*."""
         while True:
-            room, now = self._room().max_messages, time.monotonic()
+            room, now = self._room().max_messages, now_s()
             if room >= max_messages or (room >= 1 and not gather_s):
                 self._short_since = None
                 return True
@@ -470,7 +471,7 @@ class Pipeline:
 
     def _start_by_headers(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> StartedBatch | None:
         """Start records whose headers decide how they are handled."""
-        now = time.monotonic()
+        now = now_s()
         # The client's type stub describes headers to send, which may be None or text. Received ones are always bytes.
         headers: list[Any] = list(map(_HEADERS, records))
         admissions = [self._policy.admit(*each) for each in zip(headers, records, strict=True)]
@@ -514,7 +515,7 @@ class Pipeline:
     ) -> StartedBatch:
         """Lease the records *to_deliver*, and send their STARTs: one for each queue partition and delivery count."""
         duration_s = self._limits.lease_s if lease_s is None else lease_s
-        now = time.monotonic()  # read before the START is sent; see `leases.py`
+        now = now_s()  # read before the START is sent; see `leases.py`
 
         def new_lease(queue_partition: int, delivery_count: int, offsets: Sequence[int], sizes: list[int]) -> Lease:
             return Lease(

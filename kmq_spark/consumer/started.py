@@ -106,6 +106,8 @@ class StartedBatch:
         with self._lock:
             if lease is not None:
                 lease.started_at_ms = max(lease.started_at_ms, appended_at_ms)
+                ends_at_ms = appended_at_ms + round(lease.duration_s * 1000)
+                lease.ends_at_ms = min(lease.ends_at_ms or ends_at_ms, ends_at_ms)
             self._unreported_count -= 1
             self.error = self.error or error
             if self._unreported_count:

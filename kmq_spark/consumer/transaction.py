@@ -5,7 +5,8 @@ Rule 1: before a transaction, the group's coordinator has confirmed the offsets 
 fetches them again, so a result appears once. A consumer that has lost a partition without that gets LeaseLostError.
 Rule 2: an END takes effect if it was appended before the TICK that would redeliver its message, whenever it is
 committed: the tracker reads no marker after the start of an open transaction. So one check is enough: after the last
-delivery report and before the commit, no lease may have run out. During a commit no thread can settle its messages;
+delivery report and before the commit, no lease may have run out, neither here nor by the append times of its markers:
+the clock of a suspended host may stand still, the broker's goes on. During a commit no thread can settle its messages;
 they are moved to leases of the transaction, which keep-alive renews as usual.
 Rule 3: if a commit has no response, a record is written after it, and its outcome is read up to there. If that fails
 too, the messages are no longer held: the tracker redelivers them unless the transaction was committed.
@@ -19,7 +20,6 @@ import contextlib
 import dataclasses
 import logging
 import threading
-import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ from kmq_spark.errors import (
 )
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import REFUSED, client_error
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
@@ -212,10 +213,16 @@ class _Commit:
         self.results = transaction.results
         self.leases: list[tuple[Lease, list[Message]]] = []
         self.written_at: tuple[int, int] | None = None
+        self.appended_at_ms: dict[int, int] = {}
         self.rejected: KafkaError | None = None
         self.rejected_record = ""
-        self.is_committing = False
-        self.began_at = time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Note when an attempt begins, by both clocks; the broker's was read with the last START or KEEPALIVE."""
+        self.is_committing, self.written_at, self.began_at = False, None, now_s()
+        self.began_at_ms = max([each.ends_at_ms - round(each.duration_s * 1000) for each, _ in self.leases], default=0)
+        self.appended_at_ms.clear()
 
     def take(self, messages: list[Message], table: LeaseTable) -> None:
         """Move messages to leases of this transaction. After an error, `restore_leases` moves them back."""
@@ -232,9 +239,10 @@ class _Commit:
 
     def check_leases(self) -> None:
         """Raise LeaseLostError if another consumer may get a message: its lease has ended, or its partition is lost."""
-        now = time.monotonic()
+        now = now_s()
         for lease, messages in self.leases:
-            if lease.ends_at < now or lease.is_unconfirmed:
+            is_late = self.appended_at_ms.get(lease.queue_partition, 0) >= lease.ends_at_ms
+            if is_late or lease.ends_at < now or lease.is_unconfirmed:
                 why = _NOT_CONFIRMED if lease.is_unconfirmed else lease.end_reason or "the lease ran out"
                 message = (
                     f"lease of {len(messages)} message(s) of queue partition {lease.queue_partition} was lost before "
@@ -252,7 +260,8 @@ class _Commit:
     def note_marker(self, error: KafkaError | None, sent: KafkaMessage) -> None:
         """Store the place of a marker of this transaction, from its delivery report."""
         if error is None:
-            self.written_at = (sent.partition() or 0, sent.offset() or 0)
+            self.written_at = partition, _ = sent.partition() or 0, sent.offset() or 0
+            self.appended_at_ms[partition] = max(self.appended_at_ms.get(partition, 0), sent.timestamp()[1])
 
     def clear_leases(self) -> None:
         """The transaction is committed: clear the leases, so that no message is held."""
@@ -398,7 +407,7 @@ class ResultTransactions:
         producer, markers = self._producer, list(self._markers(commit))
 
         def work() -> None:
-            commit.is_committing, commit.written_at, commit.began_at = False, None, time.monotonic()
+            commit.begin()
             if commit.rejected is not None:
                 raise _RejectedError
             commit.check_leases()
@@ -493,11 +502,20 @@ class ResultTransactions:
         The later record is our own. Its leader was the leader when it took it: one that was suspended and deposed may
         answer with a log that ends before the marker. An open transaction in between hides both records.
         """
-        own: Future[int] = Future()
+        ends = {partition: self._own_record(partition)[0] + 1}
+        below = read_committed(
+            self._reader_config, self._markers_topic, [partition], self._timeout, starts={partition: offset}, ends=ends
+        )
+        # All are read to the own record: a replica that is behind may begin with the oldest ones.
+        return any(record.offset() == offset for record in below)
+
+    def _own_record(self, partition: int) -> tuple[int, int]:
+        """Append a record that changes nothing; return its offset and its time, epoch milliseconds, broker clock."""
+        own: Future[tuple[int, int]] = Future()
 
         def report(error: KafkaError | None, sent: KafkaMessage) -> None:
             if error is None:
-                own.set_result(sent.offset() or 0)
+                own.set_result((sent.offset() or 0, sent.timestamp()[1]))
             else:
                 own.set_exception(client_error(error, f"cannot write to {self._markers_topic}"))
 
@@ -505,21 +523,22 @@ class ResultTransactions:
             tick = encode_marker(Marker(MarkerType.TICK))
             # The thread that writes markers serves the report.
             self._client().produce(self._markers_topic, tick, partition=partition, on_delivery=report)
-            ends = {partition: own.result(self._timeout) + 1}
+            return own.result(self._timeout)
         except KafkaException as error:
             raise client_error(error, f"cannot write to {self._markers_topic}") from error
         except (BufferError, TimeoutError) as error:
             message = f"cannot write to {self._markers_topic} within {self._timeout:g} s; check the broker"
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True) from error
-        below = read_committed(
-            self._reader_config, self._markers_topic, [partition], self._timeout, starts={partition: offset}, ends=ends
-        )
-        # All are read to the own record: a replica that is behind may begin with the oldest ones.
-        return any(record.offset() == offset for record in below)
 
     def _record_fencing(self, commit: _Commit, error: FencedError) -> None:
         """Distinguish fencing by a consumer with the same id from a timed-out transaction; the error is the same."""
-        if time.monotonic() - commit.began_at < self._transaction_timeout_s:
+        took_s = now_s() - commit.began_at
+        if took_s < self._transaction_timeout_s and commit.leases:
+            # The clock of a suspended host may have stood still, the broker's went on.
+            with contextlib.suppress(KmqError):
+                _, now_ms = self._own_record(commit.leases[0][0].queue_partition)
+                took_s = (now_ms - commit.began_at_ms) / 1000
+        if took_s < self._transaction_timeout_s:
             message = (
                 f"cannot commit a transaction as {self._consumer_id}: another consumer with this client.id has "
                 f"fenced it ({error}); give each consumer its own client.id"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from dataclasses import replace
 from threading import Condition, RLock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +22,7 @@ from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
 from kmq_spark.core.coordination.leader import ASSIGNMENTS_AT_ONCE, changes
 from kmq_spark.core.coordination.records import HeldPosition, Record, RecordType
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, UsageError, WireError
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.wire.coordination import encode_record
 from kmq_spark.wire.coordination_snapshot import snapshot_parts
 
@@ -52,12 +52,10 @@ LONGEST_READ_S = 0.1
 _JOIN = 0
 """Key of the answer to a JOIN. Not its sequence number, because a later JOIN may answer a lost one."""
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
-
 
 def now_ms() -> float:
-    """Return milliseconds of a monotonic clock that also runs while the host sleeps, if the system has one."""
-    return (time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)) * 1000
+    """Return milliseconds of the clock of holds."""
+    return now_s() * 1000
 
 
 class LogChannel(Protocol):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.errors import ConfigError, KmqError, LeaseLostError, UsageError
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.worker.child import Start, main
 from kmq_spark.worker.handed import Handed, Outcome, batch_of
 
@@ -312,14 +313,14 @@ class HandlerProcesses:
 
     def _hang(self, batch: Batch, begun_s: float) -> str:
         """Return why a handler is to be killed; empty while it may go on."""
-        now = time.monotonic()
+        now = now_s()
         # Keep-alive renews a lease only by its whole length, so the lease ends somewhat before `limit_at`.
         ends = any(
             now + lease.duration_s > lease.limit_at and lease.ends_at - HANG_MARGIN_S < now and not lease.end_reason
             for lease, *_ in batch._parts
         )
         # Some of it may have passed while the message waited for a process.
-        has_hung = now - begun_s >= self._max_lease_s / (2 if ends else 1)
+        has_hung = time.monotonic() - begun_s >= self._max_lease_s / (2 if ends else 1)
         return f"its handler hung until max_lease, {self._max_lease_s:g} s" if has_hung else ""
 
     def _is_over(self) -> bool:

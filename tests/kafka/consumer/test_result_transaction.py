@@ -101,6 +101,24 @@ def test_lease_that_ends_while_the_results_are_sent_aborts_the_transaction(
     assert seen_uncommitted(results) == [b"r"]
 
 
+def test_host_that_slept_commits_no_result_of_a_lease_that_ran_out(queue: Queue, results: Queue) -> None:
+    """Its clock stood still, the broker's went on: another consumer may have the message by now."""
+    queue.send("a")
+    with consumer_of(queue, lease=1, max_lease=1) as consumer:
+        (message,) = receive_all(consumer, 1)
+        message._lease.ends_at += 3_600
+        time.sleep(1.05)
+        assert message.is_held
+        with (
+            pytest.raises(LeaseLostError, match="before the commit: the lease ran out"),
+            consumer.transaction() as tx,
+        ):
+            tx.send(results.name, "r")
+            tx.ack(message)
+    assert (seen(results), ended(queue)) == ([], [])
+    assert seen_uncommitted(results) == [b"r"]
+
+
 def slow_down(consumer: QueueConsumer, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let the consumer's transactions rest between the last delivery report and the commit."""
     with consumer.transaction() as tx:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from kmq_spark.consumer.batch import Batch, Part
 from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox, Verb
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.kafka.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +29,9 @@ def batch_of(*sizes: int, begin: int = 0, interleaved: bool = False) -> Batch:
             delivery_count=partition + 1,
             held=set(),
             is_whole=True,
-            renewed_at=monotonic(),
-            ends_at=monotonic() + HOUR_S,
-            limit_at=monotonic() + HOUR_S,
+            renewed_at=now_s(),
+            ends_at=now_s() + HOUR_S,
+            limit_at=now_s() + HOUR_S,
             offsets=list(range(begin, begin + size)),
             sizes=[1] * size,
         )
@@ -149,7 +149,7 @@ def test_other_verb_is_refused_and_settles_nothing() -> None:
 def test_lost_lease_is_told_once_for_the_batch_and_its_end_is_written(*, is_whole: bool) -> None:
     batch = batch_of(3, 2)
     first, _ = leases_of(batch)
-    first.ends_at = monotonic() - 1
+    first.ends_at = now_s() - 1
     with pytest.raises(LeaseLostError, match="leases of 3 of 5 messages of the batch are lost: the lease ran out"):
         batch.ack(None if is_whole else range(5))
     assert set(map(tuple, written(batch).values())) == {("ack",)}
@@ -276,7 +276,7 @@ def test_lease_holds_its_messages_while_it_is_split() -> None:
 
     def count() -> None:
         while not stop.is_set():
-            seen.add(table.held_count(monotonic()))
+            seen.add(table.held_count(now_s()))
 
     thread = threading.Thread(target=count)
     batches = [batch_of(2_000) for _ in range(20)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from time import monotonic
 
 import numpy as np
 import pytest
@@ -12,11 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox
-from kmq_spark.consumer.marker_writer import renewals
+from kmq_spark.consumer.marker_writer import Renewal, renewals
 from kmq_spark.consumer.message import Message, text_of_failure
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
 from kmq_spark.core.ranges import MAX_RANGES_PER_MARKER, cut_ranges, join_ranges
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.kafka.clock import now_s
 
 HOUR_S = 3_600.0
 
@@ -41,7 +41,7 @@ def message_of(lease: Lease, offset: int = 7, headers: list[tuple[str, bytes | N
 
 def held_message(headers: list[tuple[str, bytes | None]] | None = None) -> tuple[Message, Lease]:
     """Return a message whose lease has an hour left."""
-    lease = lease_of(7, started_at=monotonic(), lease_s=HOUR_S)
+    lease = lease_of(7, started_at=now_s(), lease_s=HOUR_S)
     return message_of(lease, headers=headers), lease
 
 
@@ -55,7 +55,7 @@ def test_release_after_ack_is_an_error_that_names_both() -> None:
 
 def test_late_ack_raises_and_is_written_all_the_same() -> None:
     """An END before the tracker's decision wins, so it is worth writing."""
-    lease = lease_of(7, started_at=monotonic() - 31.0)
+    lease = lease_of(7, started_at=now_s() - 31.0)
     with pytest.raises(LeaseLostError, match="lease of message 3:7 is lost"):
         message_of(lease).ack()
     assert Outbox.take(lease.outbox.acked) == [7]
@@ -144,7 +144,7 @@ def test_all_held_messages_of_a_partition_are_renewed_together_after_a_third() -
     (renewal,) = renewals([old, young], 10.0)
     assert sorted(renewal.offsets()) == [1, 2]
     assert list(renewals([old, young], 11.0)) == []
-    renewal.durable(now=10.5)
+    renewal.durable(10.5, [10_300])
     assert (old.ends_at, young.ends_at) == (40.0, 40.0)
 
 
@@ -159,7 +159,7 @@ def test_renewal_does_not_revive_a_lease_that_was_ended() -> None:
     lease = lease_of(1)
     (renewal,) = renewals([lease], 10.0)
     lease.end("the consumer was closed")
-    renewal.durable(now=10.5)
+    renewal.durable(10.5, [10_300])
     assert lease.ends_at == ENDED
 
 
@@ -168,8 +168,16 @@ def test_renewal_that_was_durable_after_the_end_does_not_count() -> None:
     lease = lease_of(1, started_at=0.0)
     (renewal,) = renewals([lease], 29.0)
     # 0 + 30 = 30 < 30.5
-    renewal.durable(now=30.5)
+    renewal.durable(30.5, [30_300])
     assert lease.ends_at == 30.0
+
+
+def test_renewal_appended_after_the_end_does_not_count_although_the_clock_of_the_host_stood_still() -> None:
+    lease = lease_of(1)
+    lease.ends_at_ms = 30_000
+    for at_ms, ends_at_ms in ([10_000, 10_200], 40_000), ([39_000, 39_999], 69_000), ([68_000, 69_000], 69_000):
+        Renewal(0, (lease,), 10.0, 30.0).durable(10.5, at_ms)
+        assert lease.ends_at_ms == ends_at_ms
 
 
 @given(st.lists(st.integers(0, 60) | st.integers(0, 2**48 - 1), max_size=200))

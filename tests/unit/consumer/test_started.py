@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox
 from kmq_spark.consumer.started import StartedBatch, columns_of, create_leases
 from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ PLACES = st.lists(
 """Partition and offset of each record, as a client returns them: partitions one after the other, offsets ascend."""
 
 
-HOUR_LATER = monotonic() + 3_600
+HOUR_LATER = now_s() + 3_600
 
 
 def records_at(places: list[tuple[int, int]]) -> list[Message]:
