@@ -1,7 +1,8 @@
 """
-Processes whose wall clock is wrong: ahead, behind, drifting, stepping; built from `clock/false_clock.c` at first use.
+Processes whose wall clock is wrong: ahead, behind, drifting, stepping; hosts that are suspended, and their clocks with
+them. Built from `clock/false_clock.c` at first use.
 
-Rule 1: what is false is the reading of the wall clock alone; waits take as long as they say.
+Rule 1: what is false is the reading of a clock alone; waits take as long as they say.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -22,6 +24,7 @@ from faults.processes import now_ms
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from faults.processes import Child
     from faults.topics import Dump
     from faults.waits import Bounds
     from kmq_spark.core.markers import MessageId
@@ -30,7 +33,9 @@ HOUR_MS = 3_600_000
 EDGE_MS = 20
 """How exactly the instant of a step is known."""
 
-_MOVED_MS = struct.Struct("=q")
+_MOVED_MS = struct.Struct("=2q")
+"""How far the wall clock is ahead, and how long the host was suspended."""
+
 _SOURCE = Path(__file__).parent / "clock" / "false_clock.c"
 
 
@@ -59,7 +64,7 @@ class MovableClock:
 
     def __init__(self, folder: Path, epochs: Sequence[Epoch] = ()) -> None:
         self._path = folder / "moved-clock"
-        self._path.write_bytes(_MOVED_MS.pack(0))
+        self._path.write_bytes(_MOVED_MS.pack(0, 0))
         self.epochs = list(epochs) or [Epoch(now_ms(), 0)]
 
     def environment(self) -> dict[str, str]:
@@ -69,8 +74,8 @@ class MovableClock:
     def move(self, ahead_ms: int) -> None:
         """Put it ahead of the true time by so much; behind where negative."""
         with self._path.open("r+b", buffering=0) as file:
-            # One write of eight aligned bytes: the process that maps them sees all or none.
-            file.write(_MOVED_MS.pack(ahead_ms))
+            # One write of aligned numbers: the process that maps them sees all of each or none.
+            file.write(_MOVED_MS.pack(ahead_ms, 0))
         self.epochs.append(Epoch(now_ms(), ahead_ms))
 
     def true_times_ms(self, readings_ms: Sequence[int]) -> list[int]:
@@ -112,6 +117,34 @@ class MovableClock:
             # The injector notes a step a moment after the clock has made it.
             if epoch.begins_at_ms - EDGE_MS <= true_ms <= end + EDGE_MS:
                 yield true_ms
+
+
+class SleepingHost:
+    """
+    A host that is suspended with all its processes. Its wall clock is right again when it wakes up.
+
+    The clocks that count from the boot stand still meanwhile, all of them, as where a hypervisor stops the machine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._slept_ms = folder / "sleeping-host", 0
+        self._path.write_bytes(_MOVED_MS.pack(0, 0))
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables under which a process is on this host."""
+        return {"LD_PRELOAD": str(_library()), "KMQ_FALSE_CLOCK_FILE": str(self._path)}
+
+    def sleep(self, children: Sequence[Child], seconds: float) -> None:
+        """Suspend the host, and wake it up again after some seconds."""
+        for child in children:
+            child.pause()
+        began_s = time.monotonic()
+        time.sleep(seconds)
+        self._slept_ms += round(1000 * (time.monotonic() - began_s))
+        with self._path.open("r+b", buffering=0) as file:
+            file.write(_MOVED_MS.pack(0, self._slept_ms))
+        for child in children:
+            child.resume()
 
 
 def is_available() -> bool:

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from faults.clocks import HOUR_MS, FalseClock, is_available
+from faults.clocks import HOUR_MS, FalseClock, SleepingHost, is_available
 from faults.events import read_events
 from faults.hands import TRANSACTION
 from faults.stage import CALM, WAYS, Stage
@@ -132,6 +132,34 @@ def _skew_one(stage: Stage, clock: FalseClock) -> None:
         stage.fail(f"I9: a consumer with the clock {clock} got no messages")
     time.sleep(3)  # beyond the step, where there is one
     worker.end()
+
+
+def asleep(campaign: Campaign) -> Stage | None:
+    """F32: a host that is suspended for longer than a lease, its clocks with it, under consumers and the tracker."""
+    if not is_available():
+        return None
+    host = SleepingHost(campaign.folder)
+    stage = Stage(campaign, "f32", **CALM)
+    stage.judge(stall_ms=STALL_MS)
+    tracker = stage.tracked(clock=host)
+    stage.send(rate=campaign.rate(150))
+    # Its group does not miss it so soon: what it held is its own when it wakes up, as far as it knows.
+    member: dict[str, Any] = {
+        "group_protocol": "classic",
+        "extra": stage.profile.extra | {"session.timeout.ms": "45000"},
+    }
+    ways = [WAYS[name] | member | {"max_in_flight": FEW} for name in ("transaction", "transaction", "receive")]
+    on_host = [stage.worker("asleep", clock=host, **way) for way in ways]
+    stage.worker("awake", **member)
+    for number in range(campaign.times(8, least=2)):
+        on_host[0].wait_working()
+        seconds, children = ((4.0, on_host), (9.0, [*on_host, tracker]))[number % 2]
+        with stage.away(after_s=TRANSACTION_S):
+            host.sleep(children, seconds)
+        stage.injected("host suspended", seconds=seconds, tracker=tracker in children)
+        time.sleep(3)
+    stage.drain()
+    return stage
 
 
 def holding_many(campaign: Campaign) -> Stage:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.events import SUFFIX, EventFile, parsed
+from faults.events import SUFFIX, EventFile, parsed, steady_s
 from faults.evidence import TRACKER, WORKER, Process
 from faults.waits import Interval
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
@@ -345,12 +345,12 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Look; called by `start`."""
-        ahead_s, since_s, watched_s = _clock_ahead_s(), time.monotonic(), time.monotonic()
+        ahead_s, since_s, watched_s = _clock_ahead_s(), steady_s(), steady_s()
         while not self._stopping.wait(CLOCK_WATCH_S):
             if abs((now_ahead_s := _clock_ahead_s()) - ahead_s) > CLOCK_STEP_S:
                 ahead_s = now_ahead_s
                 self._events.write("clock set", since=since_s, ahead=ahead_s)
-            since_s = time.monotonic()
+            since_s = steady_s()
             if since_s - watched_s >= WATCH_S:
                 watched_s = since_s
                 for child in self._children():
@@ -365,6 +365,6 @@ class Watch(threading.Thread):
 def _clock_ahead_s() -> float:
     """Return how far the wall clock is ahead of the monotonic one, read at the same moment."""
     while True:
-        before_s, wall_s, after_s = time.monotonic(), time.time(), time.monotonic()
+        before_s, wall_s, after_s = steady_s(), time.time(), steady_s()
         if after_s - before_s < READING_S:
             return wall_s - before_s

@@ -89,6 +89,7 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("F29", on_brokers.answers_lost),
     ("F30", on_brokers.made_anew),
     ("F31", on_brokers.settings_changed),
+    ("F32", on_consumers.asleep),
     ("R1", on_letters.redriven),
     ("S1", on_producers.killed),
     ("S1", on_producers.answers_lost),

@@ -1,21 +1,23 @@
 /*
- * A host whose wall clock is wrong: preloaded into one process, it changes what CLOCK_REALTIME reads and nothing else.
+ * A host whose wall clock is wrong, or which was suspended: preloaded into a process, it changes what the clocks read.
  *
  * KMQ_FALSE_CLOCK="offset_ms rate_ppm step_after_ms step_ms": the clock is ahead by offset_ms, runs rate_ppm too fast,
  * and after step_after_ms jumps by step_ms (0 0: never).
  *
- * KMQ_FALSE_CLOCK_FILE: a file of eight bytes, mapped: a signed 64-bit number of milliseconds, host byte order, by which
- * the clock is ahead in addition. Another process writes it, and the clock steps at that instant.
+ * KMQ_FALSE_CLOCK_FILE: a file of two signed 64-bit numbers of milliseconds, host byte order, mapped: by how much the
+ * wall clock is ahead in addition, and how long the host was suspended: the clocks that count from the boot are behind by
+ * that, all but CLOCK_MONOTONIC_RAW. Another process writes it, and the clocks step at that instant.
  *
  * libfaketime 0.9.10 is not used: under a negative offset librdkafka's waits with an absolute deadline
  * (C11's cnd_timedwait on CLOCK_REALTIME, which it leaves alone) end at once, under a positive one an hour too late.
- * Here such a deadline is turned back into real time before it is waited for.
+ * Here such a deadline is turned back into real time before it is waited for. So is one on a clock that stood still.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -31,12 +33,15 @@
 
 static long long offset_ms, rate_ppm, step_after_ms, step_ms;
 static long long began_ns;
-static long long none_ms;
-static volatile long long *moved_ms = &none_ms;
+static long long none_ms[2];
+/* The wall clock's, and how long the host was suspended. */
+static volatile long long *moved_ms = none_ms;
 static int (*real_clock_gettime)(clockid_t, struct timespec *);
 static int (*real_cond_timedwait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
 
 static int (*real_cnd_timedwait)(cnd_t *, mtx_t *, const struct timespec *);
+static int (*real_sem_clockwait)(sem_t *, clockid_t, const struct timespec *);
+static int (*real_clock_nanosleep)(clockid_t, int, const struct timespec *, struct timespec *);
 
 static long long to_ns(const struct timespec *t) { return t->tv_sec * NS_PER_S + t->tv_nsec; }
 
@@ -49,7 +54,7 @@ static void to_timespec(long long ns, struct timespec *t) {
 static void follow(const char *path) {
     int file = path == NULL ? -1 : open(path, O_RDONLY);
     if (file < 0) return;
-    void *mapped = mmap(NULL, sizeof(long long), PROT_READ, MAP_SHARED, file, 0);
+    void *mapped = mmap(NULL, sizeof none_ms, PROT_READ, MAP_SHARED, file, 0);
     if (mapped != MAP_FAILED) moved_ms = mapped;
     close(file);
 }
@@ -61,6 +66,8 @@ __attribute__((constructor)) static void begin(void) {
     real_cond_timedwait = dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
     if (real_cond_timedwait == NULL) real_cond_timedwait = dlsym(RTLD_NEXT, "pthread_cond_timedwait");
     real_cnd_timedwait = dlsym(RTLD_NEXT, "cnd_timedwait");
+    real_sem_clockwait = dlsym(RTLD_NEXT, "sem_clockwait");
+    real_clock_nanosleep = dlsym(RTLD_NEXT, "clock_nanosleep");
     if (text != NULL) sscanf(text, "%lld %lld %lld %lld", &offset_ms, &rate_ppm, &step_after_ms, &step_ms);
     real_clock_gettime(CLOCK_MONOTONIC, &now);
     began_ns = to_ns(&now);
@@ -73,13 +80,25 @@ static long long ahead_ns(void) {
     real_clock_gettime(CLOCK_MONOTONIC, &now);
     long long passed_ns = to_ns(&now) - began_ns;
     long long stepped_ms = step_ms != 0 && passed_ns >= step_after_ms * NS_PER_MS ? step_ms : 0;
-    return (offset_ms + stepped_ms + *moved_ms) * NS_PER_MS + passed_ns / 1000 * rate_ppm / 1000;
+    return (offset_ms + stepped_ms + moved_ms[0]) * NS_PER_MS + passed_ns / 1000 * rate_ppm / 1000;
+}
+
+/* How far a clock is ahead; those that stood still while the host was suspended are behind. */
+static long long ahead_of_ns(clockid_t id) {
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) return ahead_ns();
+    return id == CLOCK_MONOTONIC || id == CLOCK_MONOTONIC_COARSE || id == CLOCK_BOOTTIME ? -moved_ms[1] * NS_PER_MS : 0;
+}
+
+/* The real time of a deadline on a false clock. */
+static const struct timespec *real_deadline(clockid_t id, const struct timespec *until, struct timespec *real) {
+    to_timespec(to_ns(until) - ahead_of_ns(id), real);
+    return real;
 }
 
 int clock_gettime(clockid_t id, struct timespec *t) {
     if (real_clock_gettime == NULL) begin();
     int result = real_clock_gettime(id, t);
-    if (result == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) to_timespec(to_ns(t) + ahead_ns(), t);
+    if (result == 0) to_timespec(to_ns(t) + ahead_of_ns(id), t);
     return result;
 }
 
@@ -105,14 +124,25 @@ int pthread_cond_timedwait(pthread_cond_t *restrict condition, pthread_mutex_t *
                            const struct timespec *restrict until) {
     struct timespec real;
     if (real_cond_timedwait == NULL) begin();
-    if (until->tv_sec < WALL_FROM_S) return real_cond_timedwait(condition, mutex, until);
-    to_timespec(to_ns(until) - ahead_ns(), &real);
-    return real_cond_timedwait(condition, mutex, &real);
+    clockid_t id = until->tv_sec < WALL_FROM_S ? CLOCK_MONOTONIC : CLOCK_REALTIME;
+    return real_cond_timedwait(condition, mutex, real_deadline(id, until, &real));
 }
 
 int cnd_timedwait(cnd_t *restrict condition, mtx_t *restrict mutex, const struct timespec *restrict until) {
     struct timespec real;
     if (real_cnd_timedwait == NULL) begin();
-    to_timespec(to_ns(until) - ahead_ns(), &real);
-    return real_cnd_timedwait(condition, mutex, &real);
+    return real_cnd_timedwait(condition, mutex, real_deadline(CLOCK_REALTIME, until, &real));
+}
+
+int sem_clockwait(sem_t *restrict semaphore, clockid_t id, const struct timespec *restrict until) {
+    struct timespec real;
+    if (real_sem_clockwait == NULL) begin();
+    return real_sem_clockwait(semaphore, id, real_deadline(id, until, &real));
+}
+
+int clock_nanosleep(clockid_t id, int flags, const struct timespec *wanted, struct timespec *left) {
+    struct timespec real;
+    if (real_clock_nanosleep == NULL) begin();
+    if (flags & TIMER_ABSTIME) wanted = real_deadline(id, wanted, &real);
+    return real_clock_nanosleep(id, flags, wanted, left);
 }
