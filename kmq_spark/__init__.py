@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.async_consumer import AsyncQueueConsumer
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
+    from kmq_spark.consumer.hooks import around
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.policy import Reject, Retry
     from kmq_spark.consumer.transaction import Transaction
@@ -64,6 +65,7 @@ _MODULE_OF = {
     "Retry": "kmq_spark.consumer.policy",
     "RunSummary": "kmq_spark.consumer.worker",
     "Transaction": "kmq_spark.consumer.transaction",
+    "around": "kmq_spark.consumer.hooks",
     "check_queue": "kmq_spark.kafka.topics",
     "create_queue": "kmq_spark.kafka.queue_rules",
     "list_dead_letters": "kmq_spark.dlq.dead_letters",
@@ -100,6 +102,7 @@ __all__ = [
     "TransactionError",
     "UnreadableError",
     "UsageError",
+    "around",
     "check_queue",
     "create_queue",
     "list_dead_letters",

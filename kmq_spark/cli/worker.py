@@ -134,6 +134,10 @@ def _consumer_of(name: str, logical_queue: str | None, settings: Settings, concu
 def _run(consumer: QueueConsumer, function: Callable[..., object], concurrency: int, settings: Settings) -> None:
     logger.info("the worker runs, %d handler(s) at once", concurrency, extra={"action": "worker_started"})
     drain = settings.worker.drain_timeout
+    if settings.metrics.port:
+        from kmq_spark.contrib.prometheus import measured
+
+        function = measured(function)
     if settings.worker.batch is None:
         consumer.run(function, concurrency=concurrency, drain_timeout=drain)
     else:

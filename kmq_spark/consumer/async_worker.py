@@ -104,9 +104,9 @@ class AsyncWorker:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many messages were passed to handlers so far, and how many were acknowledged."""
-        return self._delivered_count, self._summary.acked
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many messages were passed to handlers so far, were acknowledged, and had lost their lease."""
+        return self._delivered_count, self._summary.acked, self._summary.lost
 
     async def run(self) -> RunSummary:
         """Receive and handle messages until stopped, then close the consumer; see `QueueConsumer.run`."""

@@ -335,7 +335,7 @@ class QueueConsumer:
 
             return asyncio.run(self._run_tasks(handler, takes_interrupts=True, **options))
         worker = Worker(self._pipeline, self.close, handler, max_in_flight=self._limits.max_in_flight, **options)
-        with self._one_receiver(), counting(str(self._topics), worker.counts):
+        with self._one_receiver(), counting(str(self._topics), worker.counts, lambda: self.in_flight_count):
             self._worker = worker
             if self._is_stopped:
                 worker.stop()
@@ -348,7 +348,7 @@ class QueueConsumer:
 
         self._check_usable()
         worker = AsyncWorker(self._pipeline, self.close, handler, max_in_flight=self._limits.max_in_flight, **options)
-        with self._one_receiver(), counting(str(self._topics), worker.counts):
+        with self._one_receiver(), counting(str(self._topics), worker.counts, lambda: self.in_flight_count):
             self._worker = worker
             if self._is_stopped:
                 worker.stop()

@@ -290,10 +290,10 @@ class Worker:
         """Ask the run to end; returns at once."""
         self._stopping.set()
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many messages were passed to handlers so far, and how many were acknowledged."""
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many messages were passed to handlers so far, were acknowledged, and had lost their lease."""
         delivered = self._handler_queue.taken_count if self._batch is None else self._delivered_count
-        return delivered, sum([counts.acked for counts in self._counts])
+        return delivered, sum([each.acked for each in self._counts]), sum([each.lost for each in self._counts])
 
     def run(self) -> RunSummary:
         """Receive and handle messages until stopped, then close the consumer; see `QueueConsumer.run`."""

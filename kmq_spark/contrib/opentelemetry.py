@@ -15,11 +15,10 @@ Source: OpenTelemetry's semantic conventions for messaging; for links instead of
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kmq_spark.consumer.batch import Batch
+from kmq_spark.consumer.hooks import around, topic_of
 from kmq_spark.errors import SetupError
 from kmq_spark.producer.options import checked_headers
 
@@ -78,21 +77,7 @@ def traced(handler: Handler, *, tracer_provider: TracerProvider | None = None) -
                 _note(span, error)
                 raise
 
-    if inspect.iscoroutinefunction(handler):
-
-        @functools.wraps(handler)
-        async def handle_in_a_loop(given: Any) -> Any:  # noqa: ANN401  # as the handler
-            with working_on(given):
-                return await handler(given)
-
-        return cast("Handler", handle_in_a_loop)
-
-    @functools.wraps(handler)
-    def handle(given: Any) -> Any:  # noqa: ANN401  # as the handler
-        with working_on(given):
-            return handler(given)
-
-    return cast("Handler", handle)
+    return around(handler, working_on)
 
 
 def _note(span: Span, error: BaseException) -> None:
@@ -103,7 +88,7 @@ def _note(span: Span, error: BaseException) -> None:
 def _facts(given: Message | Batch) -> tuple[str, Mapping[str, str | int], list[Link]]:
     """Return topic, attributes and links of what a handler is given."""
     messages = list(given)[:MOST_LINKS] if isinstance(given, Batch) else [given]
-    topic = messages[0]._record.topic() or "" if messages else ""  # noqa: SLF001  # private to the package
+    topic = topic_of(given)
     attributes: dict[str, str | int] = {
         "messaging.system": "kafka",
         "messaging.destination.name": topic,

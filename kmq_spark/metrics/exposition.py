@@ -29,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 
 class MetricsServer:
     """
-    An HTTP server with two endpoints, `/metrics` and `/health` (200 and `ok`, or 503 and the problem).
+    An HTTP server: `/metrics`, and `/health` and `/ready` (200 and `ok`, or 503 and the problem).
 
     The functions are called at each request, in the server's own threads: *read* returns all samples except the
     histograms, *read_lateness* the histograms by queue, *health* the problem, if any. Port 0 is a free one, see `port`.
@@ -95,7 +95,7 @@ def _routed(metrics: Any, health: Callable[[], str]) -> Any:  # noqa: ANN401  # 
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
             return metrics(environ, start_response)
-        if path == "/health":
+        if path in {"/health", "/ready"}:
             wrong = health()
             status, text = ("503 Service Unavailable", wrong) if wrong else ("200 OK", "ok")
         else:
@@ -133,7 +133,7 @@ class _Collector:
                 values[name][labels] += value
             histograms = list(self._read_lateness())
         for name, metric in METRICS.items():
-            if metric.kind == "histogram":
+            if name == "kmq_redelivery_lateness_seconds":
                 family: Any = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
                 for labels, histogram in histograms:
                     family.add_metric(labels, histogram.cumulative(), histogram.total)

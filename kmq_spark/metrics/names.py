@@ -1,7 +1,7 @@
 """
 The metrics: name, kind, labels and meaning. The code, the tests and the documentation use this one table.
 
-Rule 1: Values have base units, and counters end in `_total`. The labels are `queue`, `partition`, `reason`,
+Rule 1: Values have base units, and counters end in `_total`. The labels are `queue`, `partition`, `reason`, `error`,
 `component` and `group` (of a fleet), never a message id.
 Rule 2: The number of label values is bounded for any queue; see the bounds below.
 
@@ -51,6 +51,16 @@ METRICS: dict[Name, Metric] = {
         "counter",
         ("queue", "component"),
         "Messages acknowledged: according to the log (tracker), or by this process (worker).",
+    ),
+    "kmq_messages_held": Metric("gauge", ("queue",), "Messages that the runs of this process hold (worker)."),
+    "kmq_leases_lost_total": Metric(
+        "counter", ("queue",), "Messages that this process settled after their lease had run out (worker)."
+    ),
+    "kmq_handler_duration_seconds": Metric(
+        "histogram", ("queue",), "Duration of the calls of a handler, those that raise included (worker)."
+    ),
+    "kmq_handler_failures_total": Metric(
+        "counter", ("queue", "error"), "Calls of a handler that raised, by the name of the exception (worker)."
     ),
     "kmq_redeliveries_total": Metric(
         "counter", ("queue", "reason"), "Messages redelivered: lease_over, or given_back (released, deferred)."
@@ -114,6 +124,9 @@ MAX_PARTITIONS = 64
 """Maximum number of partitions with a label of their own; a queue with more has one label `all`."""
 
 OTHER_QUEUE, ALL_PARTITIONS = "other", "all"
+
+HANDLER_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0)
+"""Seconds."""
 
 LATENESS_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 300.0)
 """Seconds. The targets are 0.3 at the median and 0.6 at the 99th percentile; a restart takes up to 30."""

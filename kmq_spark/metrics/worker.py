@@ -1,5 +1,5 @@
 """
-What the runs of this process delivered and acknowledged, in the default registry of `prometheus_client`.
+What the runs of this process delivered, acknowledged, lost and hold, in the default registry of `prometheus_client`.
 
 A program that wants to be scraped calls `prometheus_client.start_http_server`. Without the package nothing is counted
 here; with it, a message costs nothing more: the counts are read at a scrape.
@@ -18,9 +18,10 @@ from kmq_spark.metrics.names import METRICS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Reading = Callable[[], tuple[int, int]]
+    Reading = Callable[[], tuple[int, int, int]]
 
-COUNTED = ("kmq_deliveries_total", "kmq_acks_total")
+COUNTED = ("kmq_deliveries_total", "kmq_acks_total", "kmq_leases_lost_total")
+HELD = "kmq_messages_held"
 
 _register = threading.Lock()
 
@@ -30,14 +31,14 @@ class _RunCollector:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ended: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        self._running: dict[int, tuple[str, Reading]] = {}
+        self._ended: tuple[Counter[str], ...] = tuple(Counter() for _ in COUNTED)
+        self._running: dict[int, tuple[str, Reading, Callable[[], int]]] = {}
 
     @contextmanager
-    def counting(self, queue: str, read: Reading) -> Iterator[None]:
+    def counting(self, queue: str, read: Reading, held: Callable[[], int]) -> Iterator[None]:
         """Count a run until it ends."""
         with self._lock:
-            self._running[id(read)] = (queue, read)
+            self._running[id(read)] = (queue, read, held)
         try:
             yield
         finally:
@@ -51,18 +52,20 @@ class _RunCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield both counters, by queue."""
-        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415  # optional
+        """Yield the counters and what is held, by queue."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415  # optional
 
         with self._lock:
-            totals = tuple(counter.copy() for counter in self._ended)
-            for queue, read in self._running.values():
+            totals, held = tuple(counter.copy() for counter in self._ended), Counter[str]()
+            for queue, read, read_held in self._running.values():
+                held[queue] += read_held()
                 for counter, count in zip(totals, read(), strict=True):
                     counter[queue] += count
-        for name, counter in zip(COUNTED, totals, strict=True):
-            family = CounterMetricFamily(name, METRICS[name].meaning, labels=METRICS[name].labels)
+        for name, counter in zip((*COUNTED, HELD), (*totals, held), strict=True):
+            kind = GaugeMetricFamily if name == HELD else CounterMetricFamily
+            family = kind(name, METRICS[name].meaning, labels=METRICS[name].labels)
             for queue, count in counter.items():
-                family.add_metric((queue, "worker"), count)
+                family.add_metric((queue, "worker")[: len(METRICS[name].labels)], count)
             yield family
 
 
@@ -76,13 +79,13 @@ def _collector() -> _RunCollector:
 
 
 @contextmanager
-def counting(queue: str, read: Reading) -> Iterator[None]:
-    """Count a run in the default registry: *read* returns how many messages it has delivered and acknowledged."""
+def counting(queue: str, read: Reading, held: Callable[[], int]) -> Iterator[None]:
+    """Count a run in the default registry: *read* returns deliveries, acks and lost leases, *held* what it holds."""
     try:
         with _register:
             collector = _collector()
     except ImportError:
         yield
         return
-    with collector.counting(queue, read):
+    with collector.counting(queue, read, held):
         yield

@@ -110,7 +110,7 @@ def test_ages_are_absent_where_there_is_nothing() -> None:
 def test_every_metric_has_its_name_kind_and_labels() -> None:
     for name, metric in METRICS.items():
         assert name.endswith("_total") == (metric.kind == "counter"), name
-        assert set(metric.labels) <= {"queue", "partition", "reason", "component", "group"}, name
+        assert set(metric.labels) <= {"queue", "partition", "reason", "error", "component", "group"}, name
 
 
 def scraped(server: MetricsServer) -> str:
