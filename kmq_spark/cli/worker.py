@@ -79,12 +79,16 @@ def _run_in_threads(
 ) -> None:
     from kmq_spark.worker.handler import load_handler
 
-    problem = ["the worker is starting"]
-    with _serving(settings, lambda: problem[0]):
+    consumers: list[QueueConsumer] = []
+
+    def health() -> str:
+        return consumers[0].problem if consumers else "the worker is starting"
+
+    with _serving(settings, health):
         signals.attach(_Leave())
         function = load_handler(handler)
         with _consumer_of(name, logical_queue, settings, settings.worker.concurrency) as consumer:
-            problem[0] = ""
+            consumers.append(consumer)
             signals.attach(consumer)
             _run(consumer, function, settings.worker.concurrency, settings)
 

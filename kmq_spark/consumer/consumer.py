@@ -186,6 +186,12 @@ class QueueConsumer:
         """Count of messages held, with those that are fetched ahead."""
         return self._leases.held_count(now_s())
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the handlers: some have held messages for longer than `max_lease`; empty if nothing is."""
+        count = self._leases.hung_count(now_s())
+        return f"{count} message(s) held for longer than max_lease, {self._limits.max_lease_s:g} s" if count else ""
+
     def receive(
         self, max_messages: int = 1, timeout: float = 1.0, lease: float | timedelta | None = None
     ) -> list[Message]:

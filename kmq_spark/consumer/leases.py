@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import repeat
@@ -89,7 +90,7 @@ class Outbox:
         return taken
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Lease:
     """
     Lease on the messages of one queue partition that were started together.
@@ -234,6 +235,8 @@ class LeaseTable:
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
         self._outboxes: dict[int, Outbox] = {}
+        # Those that ended while messages were held, as long as somebody has one of these.
+        self._over: weakref.WeakSet[Lease] = weakref.WeakSet()
 
     def outbox(self, queue_partition: int) -> Outbox:
         """Return the outbox of a queue partition. It is never removed, so that late settlements can use it."""
@@ -290,7 +293,13 @@ class LeaseTable:
         with self._lock:
             for lease in ended:
                 self._leases.pop(id(lease), None)
+                self._over.add(lease)
         return ended
+
+    def hung_count(self, now: float) -> int:
+        """Return how many messages were not settled before the limit of their lease, and are not settled yet."""
+        with self._lock:
+            return sum([lease.held_count for lease in self._over if lease.limit_at < now and not lease.end_reason])
 
     def end_all(self, reason: str) -> list[Lease]:
         """End every open lease and return them. Their messages stay held."""

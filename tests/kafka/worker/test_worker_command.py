@@ -216,9 +216,20 @@ def test_coroutine_function_runs_and_the_worker_shows_health_and_metrics(queue: 
     )
     assert wait_until(lambda: len(worker.done()) == 50)
     assert page(ports[0], "/health") == page(ports[1], "/health") == (200, "ok\n")
-    delivered = f'kmq_deliveries_total{{component="worker",queue="{queue.name}"}} 50.0'
-    assert delivered in page(ports[0], "/metrics")[1]
+    metrics = page(ports[0], "/metrics")[1]
+    assert f'kmq_deliveries_total{{component="worker",queue="{queue.name}"}} 50.0' in metrics
+    assert f'kmq_handler_duration_seconds_count{{queue="{queue.name}"}} 50.0' in metrics
     assert page(ports[1], "/metrics") == (200, "")
+    assert worker.stop() == 0
+
+
+def test_health_names_messages_that_a_handler_has_not_let_go(queue: Queue, tmp_path: Path) -> None:
+    queue.send("one")
+    port = free_port()
+    limits = {"KMQ_WORKER__LEASE": "1", "KMQ_WORKER__MAX_LEASE": "1"}
+    worker = Worker(queue, tmp_path, "slow", "--health-port", port, **limits)
+    assert wait_until(lambda: page(port, "/health") == (503, "1 message(s) held for longer than max_lease, 1 s\n"))
+    assert wait_until(lambda: worker.done() == {"one": 1} and page(port, "/health") == (200, "ok\n"))
     assert worker.stop() == 0
 
 

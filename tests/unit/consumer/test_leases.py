@@ -138,6 +138,19 @@ def test_held_count_and_expiry_of_the_table() -> None:
     assert table.held_count(15.0) == 1
 
 
+def test_messages_that_a_handler_holds_beyond_the_limit_count_until_they_are_settled() -> None:
+    table = LeaseTable()
+    hung, slow = lease_of(1, 2, lease_s=10.0, limit_s=10.0), lease_of(3, lease_s=10.0, limit_s=60.0)
+    table.open([hung, slow])
+    assert table.hung_count(20.0) == 0
+    table.remove_ended(20.0)
+    assert table.hung_count(20.0) == 2
+    hung.take([1])
+    assert table.hung_count(20.0) == 1
+    del hung
+    assert table.hung_count(20.0) == 0
+
+
 def test_all_held_messages_of_a_partition_are_renewed_together_after_a_third() -> None:
     old, young = lease_of(1, started_at=0.0), lease_of(2, started_at=9.0)
     assert list(renewals([old, young], 9.9)) == []
