@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kmq_spark import Batch, QueueConsumer
@@ -32,8 +31,8 @@ def work(queue: str, servers: str, results: str) -> None:
 
     def infer(batch: Batch) -> None:
         table = batch.to_arrow()  # value, key, headers, partition, offset, appended_at, delivery_count
-        is_row = pc.fill_null(pc.equal(pc.binary_length(table["value"]), ROW_BYTES), fill_value=False)
-        wrong = np.flatnonzero(~is_row.to_numpy()).tolist()
+        is_row = np.array([len(value or b"") == ROW_BYTES for value in table["value"].to_pylist()])
+        wrong = np.flatnonzero(~is_row).tolist()
         batch.reject(dict.fromkeys(wrong, f"not {ROW_BYTES} bytes"))
         rows = table.filter(is_row)
         features = np.frombuffer(b"".join(rows["value"].to_pylist()), "<f8").reshape(-1, len(WEIGHTS))
