@@ -189,6 +189,30 @@ def rows_of(database: Path) -> list[str]:
         return sorted(value for (value,) in connection.execute("SELECT value FROM orders"))
 
 
+@pytest.mark.spark
+def test_rows_of_files_are_sent_once_by_a_job_that_is_killed_and_run_again(queue: Queue, tmp_path: Path) -> None:
+    folder, log = tmp_path / "jobs", tmp_path / "log"
+    places = (queue.name, queue.bootstrap_servers, str(folder), str(tmp_path / "checkpoint"))
+    folder.mkdir()
+
+    def write(file: str, count: int) -> list[str]:
+        rows = [{"customer": f"{file}{each}", "what": "tea", "urgent": each % 2 == 0} for each in range(count)]
+        (folder / file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return [str(row["customer"]) for row in rows]
+
+    def sent() -> list[str]:
+        return sorted(record.key().decode() for record in read_all(queue.bootstrap_servers, queue.name))
+
+    customers = write("a", 50)
+    assert Program(log, "enqueue_from_spark.py", *places).process.wait(COMES_S) == 0
+    assert sent() == sorted(customers)
+    customers += write("b", 50)
+    killed = Program(log, "enqueue_from_spark.py", *places, KMQ_FAILPOINT="sink.committed")
+    assert killed.process.wait(COMES_S) != 0
+    assert Program(log, "enqueue_from_spark.py", *places).process.wait(COMES_S) == 0
+    assert sent() == sorted(customers)
+
+
 def test_web_service_answers_when_the_order_is_in_the_queue(queue: Queue, tmp_path: Path) -> None:
     port = str(free_port())
     environment = {"QUEUE": queue.name, "BOOTSTRAP_SERVERS": queue.bootstrap_servers}
