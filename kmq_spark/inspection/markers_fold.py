@@ -92,7 +92,7 @@ class MarkersFold:
         in_flight = deferred = 0
         oldest_at_ms: int | None = None
         holders: dict[str, Holder] = {}
-        for start, count, deadline_at_ms in self._by_start(deadlines_ms):
+        for start, count, held_count, deadline_at_ms in self._by_start(deadlines_ms, has_deadline):
             if start is not None and start.is_deferral:
                 deferred += count
                 continue
@@ -100,9 +100,9 @@ class MarkersFold:
             if start is None:
                 continue
             oldest_at_ms = start.at_ms if oldest_at_ms is None else min(oldest_at_ms, start.at_ms)
-            if deadline_at_ms >= now_ms:
+            if held_count and deadline_at_ms >= now_ms:
                 held, since_ms = holders.get(start.consumer_id, (0, start.at_ms))
-                holders[start.consumer_id] = Holder(held + count, min(since_ms, start.at_ms))
+                holders[start.consumer_id] = Holder(held + held_count, min(since_ms, start.at_ms))
         counters = self.state.counters.to_dict()
         return PartitionView(
             in_flight=in_flight,
@@ -138,16 +138,23 @@ class MarkersFold:
                 known is not None and known.is_deferral,
             )
 
-    def _by_start(self, deadlines_ms: NDArray[np.int64]) -> Iterator[tuple[Start | None, int, int]]:
-        """Yield each START with messages in flight, if it is known: their number, and their earliest deadline."""
+    def _by_start(
+        self, deadlines_ms: NDArray[np.int64], has_deadline: NDArray[np.bool_]
+    ) -> Iterator[tuple[Start | None, int, int, int]]:
+        """
+        Yield each START with messages in flight, if it is known: their number; of those with a deadline, which a
+        rejected one has not, the number and the earliest deadline.
+        """
         columns = self.state.in_flight.columns
         starts, place = np.unique(columns.start_marker_offset, return_inverse=True)
         counts = np.zeros(len(starts), dtype=np.int64)
         np.add.at(counts, place, columns.count)
-        earliest = np.full(len(starts), 2**63 - 1, dtype=np.int64)
-        np.minimum.at(earliest, place, deadlines_ms)
-        for start, count, deadline_at_ms in zip(starts.tolist(), counts.tolist(), earliest.tolist(), strict=True):
-            yield self._starts.get(start), count, deadline_at_ms
+        held, earliest = np.zeros_like(counts), np.full(len(starts), 2**63 - 1, dtype=np.int64)
+        np.add.at(held, place[has_deadline], columns.count[has_deadline])
+        np.minimum.at(earliest, place[has_deadline], deadlines_ms[has_deadline])
+        for start, *found in zip(starts.tolist(), counts.tolist(), held.tolist(), earliest.tolist(), strict=True):
+            count, held_count, deadline_at_ms = found
+            yield self._starts.get(start), count, held_count, deadline_at_ms
 
     def _remove_unneeded_starts(self) -> None:
         """Remove STARTs without messages in flight."""

@@ -105,6 +105,16 @@ def test_messages_in_flight_are_reported_with_who_holds_them_since_when() -> Non
     assert fold.view(40_000).holders == {}
 
 
+def test_rejected_message_has_no_deadline_and_hides_no_holder() -> None:
+    """It shares a START with others that are held, then with one that is overdue."""
+    rejected = end(6, 2_000, first=11, outcome=Outcome.REJECTED)
+    view = fold_of(start(5, 1_000), rejected).view(2_000)
+    assert (view.in_flight, view.holders) == (3, {"worker-1": (2, 1_000)})
+    fold = fold_of(start(5, 1_000), rejected, end(7, 3_000, first=12))
+    found = examine(facts_of(partitions={0: fold.view(NOW_MS)}))
+    assert "1 of 2 messages is past its deadline" in " ".join(each.what for each in found)
+
+
 def test_who_looks_decides_nothing() -> None:
     """A message past its deadline stays in flight until the tracker's END is read."""
     fold = fold_of(start(5, 1_000), tick(6, 90_000))
