@@ -64,7 +64,14 @@ def test_dead_letter_topic_takes_larger_records_than_the_queue(queue: Queue) -> 
     settings = topic_settings(queue.bootstrap_servers, queue.name, f"{queue.name}.dlq")
     assert int(settings[1]["max.message.bytes"]) > int(settings[0]["max.message.bytes"]) > 1_048_576
     assert settings[1]["retention.ms"] == "-1"
-    assert settings[0]["retention.bytes"] == settings[1]["retention.bytes"] == "-1"  # whatever the cluster's default is
+
+
+def test_topics_have_no_limit_in_bytes_whatever_the_default_of_the_cluster_is(queue: Queue) -> None:
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    topics = [f"{queue.name}{suffix}" for suffix in ("", ".markers", ".dlq", ".dlq.markers")]
+    for future in admin.describe_configs([ConfigResource("topic", topic) for topic in topics]).values():
+        entry = future.result(10)["retention.bytes"]
+        assert (entry.value, entry.is_default) == ("-1", False)
 
 
 def test_missing_queue_is_reported_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
