@@ -59,7 +59,9 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     yield from _consumer_grants(topics, logical_queues)
     yield Grant("tracker", "topic", queue, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("tracker", "topic", markers, ("Read", "Write", "Describe", "DescribeConfigs"))
-    yield Grant("tracker", "topic", letters, ("Write", "Describe", "DescribeConfigs"))
+    # Metrics count the dead letters that are open.
+    yield Grant("tracker", "topic", letters, ("Read", "Write", "Describe", "DescribeConfigs"))
+    yield Grant("tracker", "topic", redrive, ("Read", "Describe"))
     yield Grant("tracker", "group", topics.tracker_group, ("Read", "Describe"))
     # Spark's source names its groups `<prefix>-<uuid>-…`.
     yield Grant("tracker", "group", f"{topics.tracker_group}.source-", ("Read", "Describe"), is_prefix=True)
