@@ -229,6 +229,8 @@ def _end_client(client: Consumer, is_static: bool) -> None:  # noqa: FBT001  # a
             client.unsubscribe()
         # An event of the group that `close` has to serve may hang the process, as in `_unsubscribe`.
         while (assigned := client.assignment()) and time.monotonic() < until:
-            client.pause(assigned)
+            with contextlib.suppress(KafkaException):  # some are given up already
+                client.pause(assigned)
             client.poll(LEAVE_POLL_S)
+    with contextlib.suppress(KafkaException, RuntimeError):
         client.close()
