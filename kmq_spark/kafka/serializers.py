@@ -95,9 +95,8 @@ def serialized(
     try:
         encoded = serializer(value, SerializationContext(topic, MessageField.VALUE, pairs))
     except Exception as error:
-        message = (
-            f"value cannot be written: got {type(value).__name__} ({type(error).__name__}: {error}); nothing was sent"
-        )
+        why = " ".join(f"{type(error).__name__}: {error}".split())  # of pydantic it has many lines
+        message = f"value cannot be written: got {type(value).__name__} ({why}); nothing was sent"
         raise ConfigError(message) from error
     if not isinstance(encoded, bytes | None):
         message = f"serializer returned the wrong type: got {type(encoded).__name__}; expected bytes"

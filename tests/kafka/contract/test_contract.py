@@ -444,11 +444,20 @@ def test_message_that_cannot_be_read_is_a_dead_letter_with_its_bytes(world: Worl
     assert all(letter.reason.startswith("UnreadableError: value cannot be read: ") for letter in letters)
 
 
+def write_in_two_lines(_value: object, _context: object) -> bytes:
+    raise ValueError("no such\nfield")
+
+
 def test_value_that_cannot_be_written_is_not_sent(world: World) -> None:
     with world.producer(serializer=JsonSerializer()) as producer:
         for value in (object(), float("nan"), {1, 2}):
             with pytest.raises(ConfigError, match="value cannot be written: got "):
                 producer.send(value)
+    with (
+        world.producer(serializer=write_in_two_lines) as producer,
+        pytest.raises(ConfigError, match=r"got str \(ValueError: no such field\); nothing was sent"),
+    ):
+        producer.send("a")
     with (
         world.producer(serializer=lambda _value, _context: "text") as producer,
         pytest.raises(ConfigError, match="serializer returned the wrong type: got str; expected bytes"),
