@@ -105,6 +105,11 @@ class AsyncQueueConsumer:
         """Count of messages held."""
         return self._consumer.in_flight_count
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the handlers, as `QueueConsumer.problem`."""
+        return self._consumer.problem
+
     async def receive(
         self, max_messages: int = 1, timeout: float = 1.0, lease: float | timedelta | None = None
     ) -> list[Message]:
