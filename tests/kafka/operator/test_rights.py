@@ -19,6 +19,7 @@ from kmq_spark.config import load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import KmqError
+from kmq_spark.inspection.inspector import QueueInspector
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.producer.resuming import ResumingProducer
 from tests.kafka.conftest import receive_all, wait_until
@@ -107,11 +108,20 @@ def test_each_part_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker
     assert once.exit_code == 0, once.output
 
     look_at_everything(secured)
+    assert counted_by_the_tracker(secured) == 1
     redrive(secured)
+    assert counted_by_the_tracker(secured) == 0
     output = in_its_own_process(
         secured, "ledger", "ledger", "run", QUEUE, "--once", KMQ_LEDGER__DIR=str(secured.folder / "ledger")
     )
     assert "rows of messages" in output
+
+
+def counted_by_the_tracker(secured: SecuredBroker) -> int:
+    """Return how many dead letters its metrics count."""
+    connection = {"bootstrap_servers": secured.bootstrap_servers, "extra": secured.credentials("tracker")}
+    with QueueInspector(QUEUE, **connection) as inspector:  # type: ignore[arg-type]  # one dict for both
+        return inspector.look(with_markers=False).dead_letters.count
 
 
 def look_at_everything(secured: SecuredBroker) -> None:
