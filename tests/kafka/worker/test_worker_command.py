@@ -154,13 +154,16 @@ def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Qu
     queue.send(*values)
     # Long enough that a loaded machine renews it; the message that hangs waits for the second.
     limits = {"KMQ_WORKER__LEASE": "10", "KMQ_WORKER__MAX_LEASE": "20"}
-    worker = Worker(queue, tmp_path, "odd", "--processes", "3", **limits)
+    port = free_port()
+    worker = Worker(queue, tmp_path, "odd", "--processes", "3", "--metrics-port", port, **limits)
 
     def is_done() -> bool:
         track(queue)
         return {*values} - {*worker.done()} == {"reject"}
 
     assert wait_until(is_done), {*values} - {*worker.done()}
+    failures = f'kmq_handler_failures_total{{error="Unpicklable",queue="{queue.name}"}} 1.0'
+    assert failures in page(port, "/metrics")[1]
     assert worker.stop() == 0
     again = {line[1] for line in worker.lines() if line[2] == "2"}
     assert again >= {"killed", "exit", "sys.exit", "hang", "unpicklable", "retry"}
