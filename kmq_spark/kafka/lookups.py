@@ -65,16 +65,21 @@ def bounds_now(client: Consumer, place: TopicPartition, timeout_s: float) -> Bou
                 break
             # Either the partition does not exist, or it is new and the client refreshes its metadata only every five
             # minutes, or its broker has just returned and no partition has a leader yet.
-            topic = client.list_topics(place.topic, timeout=timeout_s).topics[place.topic]
-            if topic.error is not None:
-                raise KafkaException(topic.error) from error
-            if place.partition not in topic.partitions:
+            if place.partition not in partitions_now(client, place.topic, timeout_s):
                 raise
         else:
             if found is None:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # as above
             return Bounds(*found)
     raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+def partitions_now(client: Consumer, topic: str, timeout_s: float) -> set[int]:
+    """Return the partitions that a topic has, as one broker knows them: it may not know the newest yet."""
+    found = client.list_topics(topic, timeout=timeout_s).topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return set(found.partitions)
 
 
 def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s: float) -> dict[int, int]:

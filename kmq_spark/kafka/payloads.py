@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.client_errors import client_error, retry_until_answered
-from kmq_spark.kafka.lookups import Bounds, bounds_now, ends_now
+from kmq_spark.kafka.lookups import bounds_of, ends_now, partitions_now
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ READ_AHEAD: dict[str, str | int | float | bool] = {
 }
 """How much the client may fetch ahead. Settings of the operator override these."""
 
-END_RECHECK_S = 0.25
-"""Pause before the end of a log is read a second time: a broker that starts may return an end that is too low."""
+RECHECK_S = 0.25
+"""
+Pause before an end that is too low is read again, and a partition that is not there is looked for again: a broker that
+starts or is behind may say so. One pause for all of them, because the sender holds its lock.
+"""
 
 
 class Payload(NamedTuple):
@@ -187,6 +190,7 @@ class PayloadReader:
 
     def _read_slices(self, pending: dict[int, WantedOffsets]) -> Iterator[PayloadSlice]:
         try:
+            yield from self._drop_invented(pending)
             yield from self._skip_removed(self._past_known_ends(pending))
             self._assign(pending)
             yield from self._read_pending(pending)
@@ -264,6 +268,23 @@ class PayloadReader:
         elif not error.retriable() and error.code() != KafkaError._TRANSPORT:  # noqa: SLF001  # as above
             raise KafkaException(error)
 
+    def _drop_invented(self, pending: dict[int, WantedOffsets]) -> Iterator[PayloadSlice]:
+        """Report what is wanted of partitions that do not exist as gone: a marker may contain any partition number."""
+        if new := pending.keys() - self._known_ends.keys():
+            new -= self._partitions()
+        if new:
+            time.sleep(RECHECK_S)
+            new -= self._partitions()
+        for partition in sorted(new):
+            yield from pending.pop(partition).drop_from(0)
+
+    def _partitions(self) -> set[int]:
+        return retry_until_answered(
+            lambda: partitions_now(self._consumer, self._topic, self._timeout),
+            f"cannot read the partitions of {self._topic}",
+            self._timeout,
+        )
+
     def _past_known_ends(self, pending: Mapping[int, WantedOffsets]) -> list[WantedOffsets]:
         """Return the partitions of which an offset is wanted that is possibly not in the log."""
 
@@ -279,38 +300,33 @@ class PayloadReader:
         return [pending[partition] for partition in past(unknown)]
 
     def _skip_removed(self, pending: Iterable[WantedOffsets]) -> Iterator[PayloadSlice]:
+        beyond = {}
         for each in pending:
             if each.is_done:
                 continue
-            first, end = self._bounds(self._consumer, each.partition)
+            first, end = bounds_of(self._consumer, TopicPartition(self._topic, each.partition), self._timeout)
             self._known_ends[each.partition] = end
             yield from each.drop_below(first)
             if not each.is_done and each.offsets[-1] >= end:
-                yield from each.drop_from(self._log_end(each.partition, each.offsets[-1]))
+                beyond[each.partition] = each
+        for partition, end in self._log_ends(beyond).items():
+            yield from beyond[partition].drop_from(end)
 
-    def _log_end(self, partition: int, wanted: int) -> int:
-        """Return the high watermark of a partition. Read it twice if *wanted* is at or past it."""
-        if self._uncommitted is None:
+    def _log_ends(self, wanted: Mapping[int, WantedOffsets]) -> dict[int, int]:
+        """Return the high watermarks of partitions. Read those twice that are not above what is wanted."""
+        if wanted and self._uncommitted is None:
             self._uncommitted = make_client(Consumer, {**self._config, "isolation.level": "read_uncommitted"})
-        _, end = self._bounds(self._uncommitted, partition)
-        if end <= wanted:
-            time.sleep(END_RECHECK_S)
-            _, end = self._bounds(self._uncommitted, partition)
-        return end
 
-    def _bounds(self, client: Consumer, partition: int) -> Bounds:
-        """Return the bounds of a partition as a client sees them; both 0 if the partition does not exist."""
+        def read(partitions: Iterable[int]) -> dict[int, int]:
+            assert self._uncommitted is not None
+            places = [TopicPartition(self._topic, partition) for partition in partitions]
+            return {each.partition: bounds_of(self._uncommitted, each, self._timeout).end for each in places}
 
-        def request() -> Bounds:
-            try:
-                return bounds_now(client, TopicPartition(self._topic, partition), self._timeout)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
-                    raise
-                # A marker contains a partition number that does not exist.
-                return Bounds(0, 0)
-
-        return retry_until_answered(request, f"cannot read the offsets of {self._topic}", self._timeout)
+        ends = read(wanted) if wanted else {}
+        if low := [partition for partition, end in ends.items() if end <= wanted[partition].offsets[-1]]:
+            time.sleep(RECHECK_S)
+            ends |= read(low)
+        return ends
 
     def _seek_far(self, pending: dict[int, WantedOffsets]) -> None:
         for each in pending.values():

@@ -122,10 +122,10 @@ class DueDecisions:
         )
         self._reasons = [reason for each in decided for reason in each.decisions.reasons]
         queue_partition = self._columns["queue_partition"]
-        self._partitions = {
-            partition: self._partition(np.flatnonzero(queue_partition == partition))
-            for partition in np.unique(queue_partition).tolist()
-        }
+        order = np.argsort(queue_partition, kind="stable")
+        numbers, begins = np.unique(queue_partition[order], return_index=True)
+        rows = np.split(order, begins[1:])
+        self._partitions = {number: self._partition(own) for number, own in zip(numbers.tolist(), rows, strict=False)}
 
     def __len__(self) -> int:
         """Return the number of decisions: of messages, and one that was decided twice counts twice."""

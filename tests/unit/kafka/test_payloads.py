@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import ClusterMetadata, PartitionMetadata, TopicMetadata
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,15 @@ class ScriptedClient:
     def __init__(self, answers: list[list[Message]]) -> None:
         self._answers = answers
         self.asked = 0
+        self.looked = 0
         self.refusal: KafkaError | None = None
+
+    def list_topics(self, topic: str, **_: object) -> ClusterMetadata:
+        """Return a topic with one partition."""
+        self.looked += 1
+        found, answer = TopicMetadata(), ClusterMetadata()
+        found.partitions, answer.topics = {0: PartitionMetadata()}, {topic: found}
+        return answer
 
     def get_watermark_offsets(self, *_: object, **__: object) -> tuple[int, int]:
         """Return the leader's first offset and end."""
@@ -99,6 +108,19 @@ def test_end_that_the_broker_refuses_to_tell_is_asked_for_in_another_way(client:
     """After it was suspended, a broker has a newer leader epoch than the client names. That is not an error."""
     client.refusal = KafkaError(KafkaError.FENCED_LEADER_EPOCH)
     assert [each.message for each in PayloadReader({}, "orders", 1).read({0: [4]})] == [None]
+
+
+def test_partitions_that_do_not_exist_cost_one_pause_and_two_requests_however_many(
+    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marker of seven bytes may name one of 32,767 partitions, and the sender holds its lock while it reads."""
+    pauses: list[float] = []
+    monkeypatch.setattr("kmq_spark.kafka.payloads.time.sleep", pauses.append)
+    reader = PayloadReader({}, "orders", 1)
+    found = list(reader.read({0: [4], **{partition: [5, 6] for partition in range(1, 10_000)}}))
+    assert len(found) == 1 + 2 * 9_999
+    assert not any(each.message for each in found)
+    assert (len(pauses), client.looked, client.asked) == (1, 2, 1)
 
 
 SMALL = st.integers(0, 60)
