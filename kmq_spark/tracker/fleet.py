@@ -49,8 +49,14 @@ HAND_OVER_S = 15.0
 DRAIN_HAND_OVERS_S = 12.0
 """Time in which a process that ends hands all its queues over, seconds."""
 
-DRAIN_S = 25.0
-"""How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""
+DRAIN_S = 18.0
+"""
+How long a stop waits for successors and then for the trackers, seconds. With what the process closes after that it
+stays below Kubernetes' grace period of 30 s, also while the broker is away.
+"""
+
+LEAST_END_S = 3.0
+"""How long a stop waits for the trackers at least, seconds. One that has not ended is left behind: it loses nothing."""
 
 JOIN_S = 75.0
 """
@@ -177,7 +183,8 @@ class TrackerFleet:
         self._stopping = threading.Event()
         self._handed_over: _Tracked | None = None
         self._next_hand_over_s = STARTING_S
-        self._checked_s = float("-inf")
+        self._checked_s = self._ends_by_s = float("-inf")
+        self._can_leave = True
         self._warning_limit = RateLimit(_WARN_INTERVAL_S)
         tracker = settings.tracker
         self._coordinator = Coordinator(
@@ -225,7 +232,7 @@ class TrackerFleet:
             self._drain()
         finally:
             self._end_all()
-            self._coordinator.close()
+            self._coordinator.close(leave=self._can_leave)
 
     def _turn(self, *, is_draining: bool = False) -> None:
         """Start and stop trackers as the log wants it."""
@@ -377,24 +384,31 @@ class TrackerFleet:
         """Hand all queues over to the other members, and wait until these have fenced the trackers here."""
         if not self._running:
             return
-        until_s = time.monotonic() + DRAIN_S
+        self._ends_by_s = time.monotonic() + DRAIN_S
         self._next_hand_over_s = min(STARTING_S, DRAIN_HAND_OVERS_S / len(self._running))
         try:
             self._coordinator.drain()
-            while self._running and time.monotonic() < until_s:
+            while self._running and time.monotonic() < self._ends_by_s:
                 self._turn(is_draining=True)
                 time.sleep(_LOOK_S)
         except KmqError as error:
+            self._can_leave = False
             logger.warning("cannot hand the queues over: %s", error, extra={"action": "fleet_drain_failed"})
 
     def _end_all(self) -> None:
         """Stop the trackers that still run, and release their claims."""
         for tracked in self._running.values():
             tracked.stop("this process ends")
-        until_s = time.monotonic() + DRAIN_S
+        until_s = max(self._ends_by_s, time.monotonic() + LEAST_END_S)
         for tracked in list(self._running.values()):
             tracked.wait(max(0.0, until_s - time.monotonic()))
-            self._look_after(tracked)
+            if tracked.is_running:
+                logger.warning(
+                    "the tracker of %s has not ended: it is left as it is; check the broker", tracked.queue,
+                    extra={"action": "left_running", "queue": tracked.queue},
+                )  # fmt: skip
+            else:
+                self._look_after(tracked)
 
     def _warn(self, error: KmqError) -> None:
         if self._warning_limit.allows():
