@@ -64,6 +64,9 @@ A tracker that reads nothing for this time before it is ready is blocked: by a t
 ended without an end marker (KAFKA-20734). Transactions of kmq-spark are shorter, or time out.
 """
 
+STUCK_AFTER_S = 300.0
+"""A tracker whose batches read no TICK for this time is in trouble, ready or not: one batch never takes as long."""
+
 WARN_INTERVAL_S = 60.0
 
 TOPIC_CHECK_S = 30.0
@@ -170,6 +173,16 @@ class QueueTracker(RestartedQuery):
                 is_done = True
         finally:
             sender.close(is_stopped=is_done)
+
+    def trouble(self) -> str:
+        """As `RestartedQuery.trouble`, and whether no batch of Spark ends though there is something to read."""
+        unread_s = 0.0 if self._run is None else self._run.ticker.unread_s()
+        if unread_s < STUCK_AFTER_S:
+            return super().trouble()
+        return (
+            f"has read no marker for {unread_s:.0f} s though there are some: a batch of Spark does not end, or a "
+            "transaction is open in the markers topic"
+        )
 
     def is_final(self, error: Exception) -> bool:
         """Return whether a restart cannot correct a failure."""

@@ -103,6 +103,7 @@ class _PartitionTicks:
     """First marker offset that the newest batch did not read."""
     newest_tick: int = -1
     """Marker offset of the newest TICK with a delivery report, -1 for none."""
+    unread_since_s: float | None = None  # since when a TICK is in the log and no batch has read further, monotonic
     wanted_since_s: float | None = None  # when a TICK became due, monotonic; None if it is in the log, or none is due
     wants_tick: bool = True  # a tracker that starts writes one at once, for what became due while no tracker ran
 
@@ -189,7 +190,9 @@ class Ticker(threading.Thread):
                 ticks.raise_estimate(outcome.status.appended_at_ms - now_ms)
                 ticks.next_deadline_at_ms = outcome.status.next_deadline_at_ms
                 ticks.max_ticks = ticks.ticks_left = _max_ticks(outcome)
-                ticks.read_to = outcome.status.next_marker_offset
+                if outcome.status.next_marker_offset != ticks.read_to:
+                    ticks.read_to = outcome.status.next_marker_offset
+                    ticks.unread_since_s = now_ms / 1000 if ticks.newest_tick >= ticks.read_to else None
         self._changed.set()
 
     def batch_ends(self) -> None:
@@ -244,10 +247,17 @@ class Ticker(threading.Thread):
 
     def late_s(self) -> float:
         """Return for how long a TICK has been due that is not in the log, seconds: the maximum over the partitions."""
+        return self._longest_s(lambda ticks: ticks.wanted_since_s)
+
+    def unread_s(self) -> float:
+        """Return for how long TICKs are in the log and no batch has read further, seconds: the maximum, as above."""
+        return self._longest_s(lambda ticks: ticks.unread_since_s)
+
+    def _longest_s(self, since_s: Callable[[_PartitionTicks], float | None]) -> float:
         now_s = time.monotonic()
         with self._lock:
-            since_s = [each.wanted_since_s for each in self._partitions.values() if each.wanted_since_s is not None]
-        return max((now_s - each for each in since_s), default=0.0)
+            known_s = [each for each in map(since_s, self._partitions.values()) if each is not None]
+        return max((now_s - each for each in known_s), default=0.0)
 
     def stop(self) -> None:
         """Stop the thread and wait for its end, at most 5 s."""
@@ -366,6 +376,8 @@ class Ticker(threading.Thread):
                 # The broker appended between send and report. The midpoint is wrong by half a round trip at most.
                 ticks.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
                 ticks.newest_tick = max(ticks.newest_tick, tick.offset() or 0)
+                if ticks.newest_tick >= ticks.read_to:
+                    ticks.unread_since_s = ticks.unread_since_s or time.monotonic()
                 ticks.wanted_since_s = None
             self._ticked.notify_all()
         self._reported_partitions.add(tick.partition() or 0)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
 
 from kmq_spark.tracker import queue_tracker
+from kmq_spark.tracker.service import allow_open_files
+from tests.kafka.conftest import receive_all
 from tests.kafka.stage import Stage, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -53,3 +56,38 @@ def test_tracker_behind_an_open_transaction_warns_until_it_ends(
         ending.join(COMES_S)
     assert "it cannot read its TERM, and has read nothing for" in warnings[0]
     assert "is ready" not in warnings[0]
+
+
+def test_tracker_whose_batch_does_not_end_is_in_trouble_until_it_ends(
+    spark: SparkSession, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ticker and its heartbeats go on: they show that the process lives, not that it does its work."""
+    monkeypatch.setattr(queue_tracker, "STUCK_AFTER_S", 1.0)
+    stage = Stage(spark, bootstrap_servers, tmp_path, f"stuck-{time.time_ns()}")
+    goes_on = threading.Event()
+    stage.send("a")
+    with stage.tracking() as tracker, stage.consumer() as consumer:
+
+        def wait(*_: object) -> None:
+            goes_on.wait(COMES_S)
+
+        tracker.on_batch = wait
+        assert receive_all(consumer, 1)
+        assert wait_until(lambda: "has read no marker for" in tracker.trouble())
+        goes_on.set()
+        assert wait_until(lambda: tracker.trouble() == "")
+
+
+def test_tracker_redelivers_beside_more_open_files_than_select_can_name(
+    spark: SparkSession, bootstrap_servers: str, tmp_path: Path
+) -> None:
+    """As one of many queues has them: Spark's callbacks into Python died in silence above 1,023 open files."""
+    allow_open_files(40)
+    with ExitStack() as files:
+        for _ in range(1_100):
+            files.enter_context(Path(os.devnull).open())
+        stage = Stage(spark, bootstrap_servers, tmp_path, f"files-{time.time_ns()}")
+        stage.send("a")
+        with stage.tracking(), stage.consumer() as consumer:
+            receive_all(consumer, 1)
+            assert receive_all(consumer, 1)[0].delivery_count == 2
