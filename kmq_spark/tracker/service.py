@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
 
 
-FILES_A_QUEUE, FILES_BESIDE = 50, 150
-"""Open files of this process: counted 45 for each queue, most of them connections."""
+FILES_A_QUEUE, FILES_BESIDE = 80, 150
+"""Open files of this process: counted 45 for each queue, with a metrics port 75; most of them pipes and connections."""
 
 
 class TrackerService:

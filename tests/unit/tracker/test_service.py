@@ -13,7 +13,7 @@ from kmq_spark.tracker.service import allow_open_files
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The limits of open files of a process, soft and hard."""
-    limits = [1_024, 4_096]
+    limits = [1_024, 8_192]
 
     def change(_kind: int, wanted: tuple[int, int]) -> None:
         limits[:] = wanted
@@ -25,14 +25,14 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_limit_of_open_files_is_raised_as_far_as_the_queues_need(limits: list[int]) -> None:
     allow_open_files(10)
-    assert limits == [1_024, 4_096]
+    assert limits == [1_024, 8_192]
     allow_open_files(50)
-    assert limits == [2_650, 4_096]
+    assert limits == [4_150, 8_192]
 
 
 def test_more_queues_than_the_system_allows_are_refused_with_the_number(limits: list[int]) -> None:
-    with pytest.raises(SetupError, match=r"got 100; expected at most 78 with 4096 open files; raise the limit"):
-        allow_open_files(100)
+    with pytest.raises(SetupError, match=r"got 200; expected at most 100 with 8192 open files; raise the limit"):
+        allow_open_files(200)
     limits[:] = [1_024, resource.RLIM_INFINITY]
     allow_open_files(100)
-    assert limits == [5_150, resource.RLIM_INFINITY]
+    assert limits == [8_150, resource.RLIM_INFINITY]
