@@ -1,15 +1,14 @@
 """
-OpenTelemetry: a span for each message that a handler works on, linked to the span that sent it.
+OpenTelemetry: a span where a message is sent, and one for each of its deliveries, linked to the first.
 
-    from kmq_spark.contrib.opentelemetry import trace_headers, traced
+    from kmq_spark.contrib.opentelemetry import sending, traced
 
-    producer.send(value, headers=trace_headers())
+    with sending("orders") as headers:
+        producer.send(value, headers=headers)
     consumer.run(traced(handle))
 
 Rule 1: the headers of a trace are those of its sender. A redelivered copy and a dead letter keep them, so that every
-delivery is linked to the same span.
-
-Source: OpenTelemetry's semantic conventions for messaging; for links instead of parents, their section on batches.
+delivery, and the tracker's spans, are linked to the same span.
 """
 
 from __future__ import annotations
@@ -21,10 +20,13 @@ from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.hooks import around, topic_of
 from kmq_spark.errors import SetupError
 from kmq_spark.producer.options import checked_headers
+from kmq_spark.wire.headers import last_error_of
 
 try:
     from opentelemetry import propagate, trace
-    from opentelemetry.trace import Link, SpanKind, StatusCode
+    from opentelemetry.trace import SpanKind, StatusCode
+
+    from kmq_spark.metrics.traces import attributes_of, links_of
 except ImportError as error:
     raise SetupError(
         f"cannot trace messages: module {error.name!r} is not installed; run `pip install 'kmq-spark[opentelemetry]'`"
@@ -33,22 +35,32 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.trace import Link, Span, TracerProvider
 
     from kmq_spark.consumer.message import Message
     from kmq_spark.producer.options import Headers
 
 Handler = TypeVar("Handler", bound="Callable[[Any], Any]")
 
-MOST_LINKS = 128
-"""Links of the span of a batch; the default limit of the SDK."""
 
+@contextlib.contextmanager
+def sending(
+    queue: str, headers: Headers | None = None, *, tracer_provider: TracerProvider | None = None
+) -> Iterator[list[tuple[str, bytes | str | None]]]:
+    """
+    Make a span *send*, with the queue's name, in which messages are sent with the headers that the block gets.
 
-def trace_headers(headers: Headers | None = None) -> list[tuple[str, bytes | str | None]]:
-    """Return headers to send, with those of the current span (`traceparent`): its trace goes on at the consumer."""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return [*checked_headers(headers or ()), *carrier.items()]
+    Args:
+        queue: Name of the queue.
+        headers: Headers that the messages have besides.
+        tracer_provider: Of the span; by default the global one.
+    """
+    tracer = trace.get_tracer("kmq_spark", tracer_provider=tracer_provider)
+    attributes = attributes_of(queue, "send", "send")
+    with tracer.start_as_current_span(f"send {queue}", kind=SpanKind.PRODUCER, attributes=attributes):
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        yield [*checked_headers(headers or ()), *carrier.items()]
 
 
 def traced(handler: Handler, *, tracer_provider: TracerProvider | None = None) -> Handler:
@@ -56,7 +68,8 @@ def traced(handler: Handler, *, tracer_provider: TracerProvider | None = None) -
     Return a handler for `run` that works in a span of its own: *process*, with the topic's name.
 
     The span is the current one while the handler works, records its exception, and is linked to the span that sent the
-    message. Coroutine functions and handlers of batches are wrapped likewise.
+    message. Its events say when the message was received, and when it was redelivered before. Coroutine functions and
+    handlers of batches are wrapped likewise.
 
     Args:
         handler: Function or coroutine function of a message, or of a batch.
@@ -71,6 +84,8 @@ def traced(handler: Handler, *, tracer_provider: TracerProvider | None = None) -
             f"process {topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links, record_exception=False,
             set_status_on_exception=False,
         ) as span:  # fmt: skip
+            if not isinstance(given, Batch):
+                _note_life(span, given)
             try:
                 yield
             except BaseException as error:
@@ -82,18 +97,23 @@ def traced(handler: Handler, *, tracer_provider: TracerProvider | None = None) -
 
 def _note(span: Span, error: BaseException) -> None:
     span.record_exception(error)
+    span.set_attribute("error.type", type(error).__name__)
     span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
+
+
+def _note_life(span: Span, message: Message) -> None:
+    """Add what was before the handler, on the broker's clock."""
+    if message.delivery_count > 1:
+        reason = {"kmq.reason": last_error_of(message._all_headers())}  # noqa: SLF001  # private to the package
+        span.add_event("redelivered", reason, message.appended_at_ms * 1_000_000)
+    if received_at_ms := message._lease.started_at_ms:  # noqa: SLF001  # as above
+        span.add_event("received", timestamp=received_at_ms * 1_000_000)
 
 
 def _facts(given: Message | Batch) -> tuple[str, Mapping[str, str | int], list[Link]]:
     """Return topic, attributes and links of what a handler is given."""
-    messages = list(given)[:MOST_LINKS] if isinstance(given, Batch) else [given]
     topic = topic_of(given)
-    attributes: dict[str, str | int] = {
-        "messaging.system": "kafka",
-        "messaging.destination.name": topic,
-        "messaging.operation.type": "process",
-    }
+    attributes = attributes_of(topic, "process", "process")
     if isinstance(given, Batch):
         attributes["messaging.batch.message_count"] = len(given)
     else:
@@ -103,10 +123,5 @@ def _facts(given: Message | Batch) -> tuple[str, Mapping[str, str | int], list[L
             "messaging.message.id": given.origin.text,
             "kmq.delivery_count": given.delivery_count,
         }
-    return topic, attributes, [link for message in messages for link in _links(message)]
-
-
-def _links(message: Message) -> list[Link]:
-    carrier = {name: value.decode("latin-1") for name, value in message.headers if value is not None}
-    sender = trace.get_current_span(propagate.extract(carrier)).get_span_context()
-    return [Link(sender)] if sender.is_valid else []
+    messages = given if isinstance(given, Batch) else [given]
+    return topic, attributes, links_of((message.headers, None) for message in messages)

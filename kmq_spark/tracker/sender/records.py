@@ -158,10 +158,12 @@ class Ends:
 
     def __init__(self) -> None:
         self._runs: defaultdict[tuple[int, int, Outcome, str], list[tuple[int, int]]] = defaultdict(list)
+        self.decided: list[DueRun] = []
 
     def add(self, run: DueRun) -> None:
         """Add an END for each message of a run whose decision is final; the run may be empty."""
         if run.messages:
+            self.decided.append(run)
             reason = run.reason if run.is_dead_letter else ""
             runs = self._runs[run.marker_partition, run.queue_partition, run.outcome, reason]
             runs.append((run.message_offset, len(run.messages)))

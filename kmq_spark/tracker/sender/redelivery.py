@@ -46,6 +46,7 @@ from kmq_spark.tracker.sender.positions import SenderPositions
 from kmq_spark.tracker.sender.read_ahead import one_ahead
 from kmq_spark.tracker.sender.rules import TrackerRules
 from kmq_spark.tracker.sender.sent import Sent
+from kmq_spark.tracker.sender.traces import trace_sent
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
@@ -463,12 +464,14 @@ class RedeliverySender:
         ]
         # Only if there are offsets to commit: the call needs a round trip to another thread of the client.
         group = self._tracker_positions.group_metadata() if places else None
+        since_ns = time.time_ns()
         producer.run(work, places, group, lambda: rejected_records.total_count)
         if committing:
             self._positions.note_committed(committing)
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
         if runs:
             self._failed_terms = 0
+            trace_sent(attempts[-1].ends.decided, self.topics, since_ns)
         if sent is not None:
             sent.add(attempts[-1])
 

@@ -23,3 +23,9 @@ def test_module_without_its_package_names_its_extra(module: str, package: str, e
         f"kmq_spark.errors.SetupError: cannot {task}: module {package!r} is not installed; "
         f"run `pip install 'kmq-spark[{extra}]'`"
     )
+
+
+def test_tracker_needs_no_opentelemetry() -> None:
+    program = "import sys; sys.modules['opentelemetry'] = None; import kmq_spark.tracker.sender.redelivery"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

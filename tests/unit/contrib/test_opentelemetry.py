@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from kmq_spark.contrib.opentelemetry import trace_headers, traced
+from kmq_spark.contrib.opentelemetry import sending, traced
 from kmq_spark.testing import InMemoryQueue, make_message
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def provider(exporter: InMemorySpanExporter) -> TracerProvider:
 
 
 def send_traced(provider: TracerProvider, queue: InMemoryQueue, *values: str) -> None:
-    with provider.get_tracer("test").start_as_current_span("send orders"):
+    with sending("orders", {"source": b"shop"}, tracer_provider=provider) as headers:
         for value in values:
-            queue.producer().send(value, headers=trace_headers({"source": b"shop"}))
+            queue.producer().send(value, headers=headers)
 
 
 def id_of(span: ReadableSpan) -> int:
@@ -63,6 +63,13 @@ def test_every_delivery_is_a_span_linked_to_the_one_that_sent_the_message(
 
     queue.work(traced(handle, tracer_provider=provider))
     (sent,) = spans_of(exporter, "send orders")
+    assert sent.kind is SpanKind.PRODUCER
+    assert sent.attributes == {
+        "messaging.system": "kafka",
+        "messaging.destination.name": "orders",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+    }
     first, second = spans_of(exporter, "process orders")
     assert [span.get_span_context() for span in current] == [first.get_span_context(), second.get_span_context()]
     for span, offset, count in ((first, 0, 1), (second, 1, 2)):
@@ -71,14 +78,19 @@ def test_every_delivery_is_a_span_linked_to_the_one_that_sent_the_message(
         assert span.attributes == {
             "messaging.system": "kafka",
             "messaging.destination.name": "orders",
+            "messaging.operation.name": "process",
             "messaging.operation.type": "process",
             "messaging.destination.partition.id": "0",
             "messaging.kafka.offset": offset,
             "messaging.message.id": "0:0",
             "kmq.delivery_count": count,
+            **({"error.type": "ValueError"} if count == 1 else {}),
         }
     assert (first.status.description, second.status.is_ok) == ("ValueError: no such order", True)
-    assert [event.name for event in first.events] == ["exception"]
+    assert [event.name for event in first.events] == ["received", "exception"]
+    redelivered, received = second.events
+    assert (redelivered.name, redelivered.attributes) == ("redelivered", {"kmq.reason": "ValueError: no such order"})
+    assert (received.name, redelivered.timestamp <= received.timestamp) == ("received", True)
 
 
 def test_batch_is_one_span_with_links(exporter: InMemorySpanExporter, provider: TracerProvider) -> None:
