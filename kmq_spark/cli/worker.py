@@ -19,9 +19,12 @@ from kmq_spark.errors import ConfigError, KmqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any, TypeVar
 
     from kmq_spark.config import Settings
     from kmq_spark.consumer.consumer import QueueConsumer
+
+    Handler = TypeVar("Handler", bound=Callable[[Any], Any])
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ def _run_in_threads(
         with _consumer_of(name, logical_queue, settings, settings.worker.concurrency) as consumer:
             consumers.append(consumer)
             signals.attach(consumer)
-            _run(consumer, function, settings.worker.concurrency, settings)
+            _run(consumer, _measured(function, settings), settings.worker.concurrency, settings)
 
 
 def _run_in_processes(
@@ -103,6 +106,7 @@ def _run_in_processes(
     log = logging.getLogger()
     start = Start(handler, settings.worker.batch is not None, log.level, log.handlers[0].formatter)
     processes = HandlerProcesses(start, count, settings.worker.max_lease)
+    processes.handle = _measured(processes.handle, settings)
     try:
         with _serving(settings, processes.health):
             processes.start()
@@ -135,13 +139,17 @@ def _consumer_of(name: str, logical_queue: str | None, settings: Settings, concu
     )
 
 
+def _measured(handler: Handler, settings: Settings) -> Handler:
+    if not settings.metrics.port:
+        return handler
+    from kmq_spark.contrib.prometheus import measured
+
+    return measured(handler)
+
+
 def _run(consumer: QueueConsumer, function: Callable[..., object], concurrency: int, settings: Settings) -> None:
     logger.info("the worker runs, %d handler(s) at once", concurrency, extra={"action": "worker_started"})
     drain = settings.worker.drain_timeout
-    if settings.metrics.port:
-        from kmq_spark.contrib.prometheus import measured
-
-        function = measured(function)
     if settings.worker.batch is None:
         consumer.run(function, concurrency=concurrency, drain_timeout=drain)
     else:

@@ -60,7 +60,9 @@ METRICS: dict[Name, Metric] = {
         "histogram", ("queue",), "Duration of the calls of a handler, those that raise included (worker)."
     ),
     "kmq_handler_failures_total": Metric(
-        "counter", ("queue", "error"), "Calls of a handler that raised, by the name of the exception (worker)."
+        "counter",
+        ("queue", "error"),
+        "Calls of a handler that raised or ended its process (`ProcessOverError`), by exception (worker).",
     ),
     "kmq_redeliveries_total": Metric(
         "counter", ("queue", "reason"), "Messages redelivered: lease_over, or given_back (released, deferred)."

@@ -143,6 +143,8 @@ class HandlerProcesses:
         self._spawning = threading.Lock()
         self._is_closed = self._was_ready = False
         self._problem = "they are starting"
+        self.handle: Callable[[Batch], dict[int, Exception | str] | None] = self._handle
+        """Each call of a handler; replaced to measure them: it raises `ProcessOverError` where a process ends."""
         self.error: KmqError | None = None
 
     def start(self) -> None:
@@ -192,7 +194,7 @@ class HandlerProcesses:
         """Have a process handle a message or a batch; return or raise what its handler does."""
         batch = given if isinstance(given, Batch) else batch_of(given)
         try:
-            return self._handle(batch)
+            return self.handle(batch)
         except ProcessOverError as over:
             if isinstance(given, Batch):
                 if len(batch) > 1 and not over.was_killed:
@@ -207,7 +209,7 @@ class HandlerProcesses:
         failures: dict[int, Exception | str] = {}
         for index, _ in enumerate(batch):
             try:
-                found = self._handle(batch._of([index]))
+                found = self.handle(batch._of([index]))
             except ProcessOverError as over:
                 failures[index] = str(over)
             except Exception as error:  # noqa: BLE001  # the policy decides

@@ -162,8 +162,9 @@ def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Qu
         return {*values} - {*worker.done()} == {"reject"}
 
     assert wait_until(is_done), {*values} - {*worker.done()}
-    failures = f'kmq_handler_failures_total{{error="Unpicklable",queue="{queue.name}"}} 1.0'
-    assert failures in page(port, "/metrics")[1]
+    numbers = page(port, "/metrics")[1]
+    for error, count in (("Unpicklable", 1), ("ProcessOverError", 4)):
+        assert f'kmq_handler_failures_total{{error="{error}",queue="{queue.name}"}} {count}.0' in numbers
     assert worker.stop() == 0
     again = {line[1] for line in worker.lines() if line[2] == "2"}
     assert again >= {"killed", "exit", "sys.exit", "hang", "unpicklable", "retry"}
