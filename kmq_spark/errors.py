@@ -9,10 +9,11 @@ Rule 3: invalid input from the log never stops the tracker; a bug does.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 class KmqError(Exception):
@@ -32,6 +33,17 @@ class ConfigError(KmqError, ValueError):
 
 class SetupError(KmqError):
     """The machine lacks a requirement (Java, a jar, disk space, a network); the message says what to do."""
+
+
+@contextmanager
+def needing(extra: str, task: str) -> Iterator[None]:
+    """Name the extra to install where an import in the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise SetupError(
+            f"cannot {task}: module {error.name!r} is not installed; run `pip install 'kmq-spark[{extra}]'`"
+        ) from error
 
 
 class TopicError(KmqError):

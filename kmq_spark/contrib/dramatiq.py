@@ -19,18 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.consumer.message import text_of_failure
-from kmq_spark.errors import KafkaClientError, KmqError, LeaseLostError, SetupError, UsageError
+from kmq_spark.errors import KafkaClientError, KmqError, LeaseLostError, UsageError, needing
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.producer.producer import QueueProducer, forks
 
-try:
+with needing("dramatiq", "use the dramatiq broker"):
     from dramatiq import Broker, Consumer, Message, MessageProxy
     from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
-except ImportError as error:
-    raise SetupError(
-        f"cannot use the dramatiq broker: module {error.name!r} is not installed; run "
-        "`pip install 'kmq-spark[dramatiq]'`"
-    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -18,19 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.hooks import around, topic_of
-from kmq_spark.errors import SetupError
+from kmq_spark.errors import needing
 from kmq_spark.producer.options import checked_headers
 from kmq_spark.wire.headers import last_error_of
 
-try:
+with needing("opentelemetry", "trace messages"):
     from opentelemetry import propagate, trace
     from opentelemetry.trace import SpanKind, StatusCode
 
     from kmq_spark.metrics.traces import attributes_of, links_of
-except ImportError as error:
-    raise SetupError(
-        f"cannot trace messages: module {error.name!r} is not installed; run `pip install 'kmq-spark[opentelemetry]'`"
-    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

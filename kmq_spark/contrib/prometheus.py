@@ -15,15 +15,11 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kmq_spark.consumer.hooks import around, topic_of
-from kmq_spark.errors import SetupError
+from kmq_spark.errors import needing
 from kmq_spark.metrics.names import HANDLER_BUCKETS, METRICS
 
-try:
+with needing("metrics", "measure handlers"):
     from prometheus_client import Counter, Histogram
-except ImportError as error:
-    raise SetupError(
-        f"cannot measure handlers: module {error.name!r} is not installed; run `pip install 'kmq-spark[metrics]'`"
-    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,17 +10,13 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from kmq_spark.errors import ConfigError, LedgerError, SetupError
+from kmq_spark.errors import ConfigError, LedgerError, needing
 from kmq_spark.ledger.schema import COLUMNS, TABLES, VERSION_PROPERTY, Location, check_version, missing_table_error
 
-try:
+with needing("ledger", "read a ledger"):
     import duckdb
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
-except ImportError as error:
-    raise SetupError(
-        f"cannot read a ledger: module {error.name!r} is not installed; run `pip install 'kmq-spark[ledger]'`"
-    ) from error
 
 if TYPE_CHECKING:
     from kmq_spark.core.markers import MessageId
