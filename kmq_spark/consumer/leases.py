@@ -18,10 +18,8 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import repeat
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-import numpy as np
 
 from kmq_spark.core.markers import OffsetRange
 
@@ -140,10 +138,10 @@ class Lease:
     @property
     def held_bytes(self) -> int:
         """Bytes of the messages that are still held."""
-        held = self.held_offsets()
+        held = set(self.held_offsets())
         if len(held) == len(self.offsets):
             return self.byte_count
-        return int(np.asarray(self.sizes, np.int64)[np.isin(self.offsets, held)].sum())
+        return sum(compress(self.sizes, map(held.__contains__, self.offsets)))
 
     def held_offsets(self) -> list[int]:
         """Return the offsets that are not settled yet, in any order."""

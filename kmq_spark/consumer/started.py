@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from itertools import pairwise
+from itertools import compress, count, islice, pairwise
+from operator import ne
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.batch import Batch, Part
@@ -177,9 +177,8 @@ def runs_of(keys: Sequence[int]) -> list[KeyRun]:
         return []
     if keys.count(keys[0]) == len(keys):
         return [KeyRun(keys[0], 0, len(keys))]
-    column = np.asarray(keys)
-    begins = [0, *(np.flatnonzero(column[1:] != column[:-1]) + 1).tolist()]
-    return [KeyRun(keys[begin], begin, end) for begin, end in pairwise([*begins, len(keys)])]
+    begins = [0, *compress(count(1), map(ne, keys, islice(keys, 1, None))), len(keys)]
+    return [KeyRun(keys[begin], begin, end) for begin, end in pairwise(begins)]
 
 
 def create_leases(

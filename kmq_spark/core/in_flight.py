@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kmq_spark.core.backoff import added_by_jitter_ms
+from kmq_spark.core.delays import added_by_jitter_ms
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, OffsetRange
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from kmq_spark.core.delays import shortest_delays_ms
 from kmq_spark.core.in_flight import REJECTED, Columns, InFlight, with_texts
 from kmq_spark.core.markers import MarkerType, Outcome, Release
 
@@ -119,7 +120,7 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: QueueRul
     start_marker_offset = events.marker_offset[leases.source[leases.first]]
     goes_on = np.flatnonzero(~leases.began & (leases.row >= 0))
     start_marker_offset[goes_on] = table.columns.start_marker_offset[leases.row[goes_on]]
-    shortest_ms, jitter_ms = rules.backoff.delays_ms(values.delivery_count)
+    shortest_ms, jitter_ms = shortest_delays_ms(rules.backoff, values.delivery_count)
     changed = Columns(
         leases.key,
         leases.count,

@@ -172,7 +172,7 @@ class Ends:
         """Yield the ENDs of a tracker in a term."""
         for (marker_partition, queue_partition, outcome, reason), runs in self._runs.items():
             for message_offsets in _rounds(spread(*np.array(runs).T)[1]):
-                for ranges in cut_ranges(message_offsets):
+                for ranges in cut_ranges(message_offsets.tolist()):
                     marker = Marker(
                         type=MarkerType.END,
                         queue_partition=queue_partition,

@@ -212,7 +212,7 @@ def test_joined_ranges_are_those_of_their_offsets(pairs: list[tuple[int, int]]) 
         np.unique(offsets),
     )
     assert all(sum(each.count for each in part) <= MAX_MESSAGES_PER_MARKER for part in joined)
-    assert len(joined) == len(list(cut_ranges(offsets)))
+    assert len(joined) == len(list(cut_ranges(offsets.tolist())))
 
 
 def test_scattered_ranges_are_cut_into_markers_of_bounded_size() -> None:

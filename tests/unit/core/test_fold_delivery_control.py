@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kmq_spark.core.backoff import Backoff, BackoffKind, added_by_jitter_ms
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.delays import added_by_jitter_ms, shortest_delays_ms
 from kmq_spark.core.fold import DecisionAction, FoldResult, PartitionState, fold
 from kmq_spark.core.in_flight import message_keys
 from kmq_spark.core.markers import Outcome, Release
@@ -108,7 +109,7 @@ def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_rules_ask_f
 
 def delays_ms(backoff: Backoff, keys: NDArray[np.int64], counts: NDArray[np.int64]) -> list[int]:
     """Return the backoff of each message."""
-    shortest_ms, jitter_ms = backoff.delays_ms(counts)
+    shortest_ms, jitter_ms = shortest_delays_ms(backoff, counts)
     delays: list[int] = (shortest_ms + added_by_jitter_ms(keys, counts, jitter_ms)).tolist()
     return delays
 
