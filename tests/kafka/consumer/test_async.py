@@ -45,7 +45,7 @@ def consumer_in_loop(queue: Queue, **options: Any) -> AsyncQueueConsumer:
 
 def run_until(queue: Queue, handler: Callable[[Any], Any], is_done: Callable[[], bool], **options: Any) -> RunSummary:
     """Run a handler until something is so; return the summary."""
-    of_consumer = {name: options.pop(name) for name in ("lease", "max_in_flight") if name in options}
+    of_consumer = {name: options.pop(name) for name in ("lease", "max_lease", "max_in_flight") if name in options}
 
     async def main() -> RunSummary:
         async with consumer_in_loop(queue, **of_consumer) as consumer:
@@ -285,3 +285,21 @@ def test_leases_are_renewed_while_the_event_loop_is_blocked(queue: Queue) -> Non
 
     assert run_until(queue, handle, lambda: bool(counts) and ends(queue) == 1, lease=1).acked == 1
     assert counts == [1]
+
+
+def test_message_of_an_event_loop_that_is_blocked_beyond_max_lease_comes_again(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It counts as lost, and is logged."""
+    queue.send("a")
+    counts: list[int] = []
+
+    async def handle(message: Message) -> None:
+        counts.append(message.delivery_count)
+        if message.delivery_count == 1:
+            time.sleep(3)  # noqa: ASYNC251  # blocks the loop, 2 s beyond max_lease
+            track(queue)
+
+    summary = run_until(queue, handle, lambda: ends(queue) == 2, lease=1, max_lease=1)
+    assert (counts, summary.acked, summary.lost) == ([1, 2], 1, 1)
+    assert "lease of message 0:0 is lost: the lease ran out" in caplog.text

@@ -433,13 +433,20 @@ def test_message_that_cannot_be_read_is_a_dead_letter_with_its_bytes(world: Worl
     send(world, "{", '"x"', headers={"content-type": "text/plain"})
     send(world, "{", "null", '{"number": "seven"}')
     send(world, '{"number": 7}', headers={"content-type": "application/json; charset=utf-8"})
+    with world.producer() as producer:
+        producer.send(b"\xff")
     numbers: list[int] = []
     consumer = world.consumer(deserializer=JsonDeserializer(Order))
-    summary = run_until(consumer, lambda message: numbers.append(message.data.number), lambda: bool(numbers))
+    summary = run_until(
+        consumer,
+        lambda message: numbers.append(message.data.number),
+        lambda: bool(numbers) and len(world.dead_letters()) == 6,
+    )
     assert numbers == [7]
-    assert (summary.acked, summary.rejected) == (1, 5)
+    assert (summary.acked, summary.rejected) == (1, 6)
     letters = world.dead_letters()
-    assert sorted(letter.value or b"" for letter in letters) == [b'"x"', b"null", b"{", b"{", b'{"number": "seven"}']
+    unreadable = [b'"x"', b"null", b"{", b"{", b'{"number": "seven"}', b"\xff"]
+    assert sorted(letter.value or b"" for letter in letters) == unreadable
     assert sum("content-type is 'text/plain'; expected application/json" in letter.reason for letter in letters) == 2
     assert all(letter.reason.startswith("UnreadableError: value cannot be read: ") for letter in letters)
 

@@ -48,6 +48,11 @@ def slow(message):
     time.sleep(3)
     say("done", message)
 
+def deaf(message):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say("begun", message)
+    time.sleep(1000)
+
 class Unpicklable(Exception):
     def __init__(self, what, why):
         super().__init__(f"{what}: {why}")
@@ -249,6 +254,19 @@ def test_sigterm_waits_for_running_handlers_and_gives_the_rest_back(
     begun = Counter(line[1] for line in worker.lines() if line[0] == "begun")
     assert begun == worker.done()
     assert ended(queue) == sorted(map(int, begun))
+
+
+def test_handler_process_that_ignores_sigterm_is_killed_and_its_message_comes_again(
+    queue: Queue, tmp_path: Path
+) -> None:
+    queue.send("a")
+    worker = Worker(queue, tmp_path, "deaf", "--processes", "1", KMQ_WORKER__DRAIN_TIMEOUT="0.5")
+    assert wait_until(lambda: len(worker.lines()) == 1)
+    assert worker.stop() == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(worker.lines()[0][3]), 0)
+    assert ended(queue) == []
+    assert track(queue).redelivered == 1
 
 
 def test_processes_that_die_in_their_start_end_the_run_with_the_reason(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
@@ -56,14 +57,23 @@ def test_hook_gets_the_batch_of_a_handler_of_batches() -> None:
     assert notes == [("before", Batch), 2, "after"]
 
 
-def test_exception_of_a_hook_is_a_failure_of_its_message() -> None:
+def refuse(_given: Message | Batch) -> contextlib.AbstractContextManager[None]:
+    raise PermissionError("not now")
+
+
+@contextlib.contextmanager
+def break_afterwards(_given: Message | Batch) -> Iterator[None]:
+    yield
+    raise PermissionError("not now")
+
+
+@pytest.mark.parametrize("hook", [refuse, break_afterwards])
+@pytest.mark.parametrize("handler", [lambda _message: None, functools.partial(asyncio.sleep, 0)])
+def test_exception_of_a_hook_is_a_failure_of_its_message(handler: Callable[[Any], Any], hook: Any) -> None:  # noqa: ANN401  # a hook
+    """Also one that a hook raises when the handler has succeeded."""
     queue = InMemoryQueue(rules={"max_deliveries": 1})
     queue.producer().send("a")
-
-    def refuse(_given: Message | Batch) -> contextlib.AbstractContextManager[None]:
-        raise PermissionError("not now")
-
-    assert queue.work(around(fail_once, refuse)).failed == 1
+    assert queue.work(around(handler, hook)).failed == 1
     queue.advance(3_600)
     (letter,) = queue.dead_letters()
     assert letter.reason.endswith("PermissionError: not now")

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kmq_spark import ConfigError, Reject, Retry
+from kmq_spark import ConfigError, Message, Reject, Retry
 from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.consumer.policy import FailurePolicy
+from kmq_spark.testing import InMemoryQueue
 
 
 def failed(reason: str, delay_ms: int = 0) -> Settled:
@@ -67,6 +68,16 @@ def test_policy_that_cannot_be_meant_is_refused(retry: dict[Any, Any], said: str
         FailurePolicy(retry)
 
 
-def test_retry_beyond_the_bounds_is_an_error_where_it_is_raised() -> None:
-    with pytest.raises(ConfigError, match="delay of Retry is out of bounds: got -1"):
-        Retry(delay=-1)
+@pytest.mark.parametrize("delay", [-1, 43_201, float("nan"), float("inf"), "5s", None])
+def test_retry_beyond_the_bounds_is_an_error_where_it_is_raised(delay: Any) -> None:  # noqa: ANN401  # wrong on purpose
+    """Its message fails with that error, as with any other."""
+    queue = InMemoryQueue(rules={"max_deliveries": 1})
+    queue.producer().send("a")
+
+    def handle(_message: Message) -> None:
+        raise Retry("busy", delay=delay)
+
+    assert queue.work(handle).failed == 1
+    queue.advance(3_600)
+    (letter,) = queue.dead_letters()
+    assert f"ConfigError: delay of Retry is out of bounds: got {delay!r}, 0 to 43200 seconds" in letter.reason
