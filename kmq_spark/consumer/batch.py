@@ -399,7 +399,7 @@ class Batch(Sequence[Message]):
         if count:
             message = (
                 f"leases of {count} of {len(self)} messages of the batch are lost: {settlement.why}; these messages "
-                "may be delivered again, raise the lease if handlers take longer"
+                "may be delivered again, raise max_lease if handlers take longer"
             )
             raise LeaseLostError(message)
 

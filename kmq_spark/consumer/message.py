@@ -321,7 +321,7 @@ class Message:
         why = self._lease.end_reason or "the lease ran out"
         message = (
             f"lease of message {self.id.text} is lost: {why}; the message may be delivered again, "
-            "raise the lease if handlers take longer"
+            "raise max_lease if handlers take longer"
         )
         raise LeaseLostError(message)
 

@@ -302,4 +302,5 @@ def test_message_of_an_event_loop_that_is_blocked_beyond_max_lease_comes_again(
 
     summary = run_until(queue, handle, lambda: ends(queue) == 2, lease=1, max_lease=1)
     assert (counts, summary.acked, summary.lost) == ([1, 2], 1, 1)
-    assert "lease of message 0:0 is lost: the lease ran out" in caplog.text
+    assert "lease of message 0:0 is lost: the lease ran out; " in caplog.text
+    assert "raise max_lease if handlers take longer" in caplog.text
