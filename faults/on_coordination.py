@@ -55,17 +55,14 @@ class GroupStage(Judged):
     ) -> None:
         super().__init__(campaign, name)
         self.group, self.brokers, self._options = self.name, brokers, options
-        self.broker = campaign.broker if brokers is None else brokers.first
+        self.broker = campaign.broker if brokers is None else brokers
         self.kills: list[Kill] = []
         self.disturbances: list[Disturbance] = []
         self.back_s: list[float] = []
-        if brokers is None:
-            self.topic = self.group
-            create_coordination_topic(
-                self.broker.bootstrap_servers, topic=self.topic, partitions=1, replication_factor=1
-            )
-        else:
-            self.topic = brokers.coordination_topic(self.group)
+        self.topic = self.group
+        create_coordination_topic(
+            self.broker.bootstrap_servers, topic=self.topic, partitions=1, replication_factor=3 if brokers else 1
+        )
         self.members = {
             client_id: self._start(client_id) for client_id in (f"p{number}" for number in range(processes))
         }
@@ -220,19 +217,18 @@ def paused(campaign: Campaign) -> GroupStage:
 
 def partition_moved(campaign: Campaign) -> GroupStage:
     """G8: the broker that leads the group's partition killed, another leads, then it leads again; members killed."""
-    folder = campaign.folder / f"brokers-{time.time_ns()}"
-    folder.mkdir()
-    brokers = ThreeBrokers(folder)
+    brokers = ThreeBrokers()
     stage = _holding(campaign, "g8", 5, 20, brokers=brokers)
     for _ in range(campaign.times(3)):
-        begin_ms = now_ms()
-        node = brokers.kill_leader(stage.topic)
+        begin_ms, leader = now_ms(), brokers.leading(stage.topic)
+        leader.kill()
+        brokers.wait_deposed(leader, stage.topic)
         stage.disturbed(begin_ms)
         stage.wait_owned()
         stage.kill(stage.any_member())
         # All brokers live while the leader moves back.
         begin_ms = now_ms()
-        brokers.bring_back(node, stage.topic)
+        brokers.bring_back(leader, stage.topic)
         stage.disturbed(begin_ms)
         stage.wait_owned()
     return stage

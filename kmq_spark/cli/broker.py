@@ -17,18 +17,34 @@ from kmq_spark.cli.shared.options import seconds
 
 
 def up(
-    port: Annotated[int | None, typer.Option(help="Port on 127.0.0.1; default: a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port on 127.0.0.1 of the first broker; default: a free one.")
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Keep the data here; default: a folder that is removed at the end.")
     ] = None,
+    brokers: Annotated[int, typer.Option(min=1, max=5, help="Brokers; of 3, one may be dead.")] = 1,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="TLS, a user for each part of `kmq acls` (in files beside the operator's), deny by default.",
+        ),
+    ] = False,
 ) -> None:
-    """Run an embedded Kafka broker on loopback until Ctrl+C. Not for production."""
+    """Run embedded Kafka brokers on loopback until Ctrl+C. Not for production."""
+    from kmq_spark.cli.acls import PARTS
     from kmq_spark.local.broker import EmbeddedBroker
+    from kmq_spark.local.cluster import EmbeddedCluster
 
     signals = StopOnSignals()
-    with EmbeddedBroker(data_dir=data_dir, port=port) as broker:
+    is_one = brokers == 1 and not secure
+    users = [f"kmq-{part}" for part in PARTS] if secure else []  # as `kmq acls` names them
+    cluster = None if is_one else EmbeddedCluster(brokers, data_dir, port, users=users)
+    with cluster or EmbeddedBroker(data_dir=data_dir, port=port) as broker:
+        file = f" --command-config {cluster.properties()}" if cluster and secure else ""
         typer.echo(
-            f"broker ready: --bootstrap-server {broker.bootstrap_servers}   (Ctrl+C stops it; not for production)"
+            f"broker ready: --bootstrap-server {broker.bootstrap_servers}{file}   (Ctrl+C stops it; not for production)"
         )
         while not signals.is_asked:
             time.sleep(0.2)

@@ -6,7 +6,7 @@ Rule 2: the broker ends when the process that started it ends, even if that proc
 Rule 3: After a kill the controller runs alone first, until it has fenced the dead broker, as the controllers of a
 production cluster do. Otherwise the broker starts with metadata in which it still leads its partitions, and it loses
 them a moment later. Kafka 4.3 then writes no end markers for a transaction that was being committed (KAFKA-20734), and
-no consumer can read its partitions any further.
+no consumer can read its partitions any further. In a cluster (cluster.py) the other controllers do that.
 
 Source: Kafka quickstart, KRaft mode, one combined node.
 """
@@ -27,6 +27,7 @@ import time
 import uuid
 import weakref
 from base64 import urlsafe_b64encode
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -37,11 +38,12 @@ from kmq_spark.local.java import find_java
 from kmq_spark.local.probe import free_port, is_ready
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
 logger = logging.getLogger(__name__)
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_INTERVAL_S = 0.05
 _PORT_ATTEMPTS = 3
@@ -61,10 +63,28 @@ How long the active controller has to fence the broker. It never does if the bro
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
-# At most 1 GB of heap, because Spark runs on the same machine. The serial collector needs the fewest threads.
-_JVM_FLAGS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
+# The heap is small, because Spark runs on the same machine. The serial collector needs the fewest threads.
+_JVM_FLAGS = ("-Xms256m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
+_ALONE_FLAGS = ("-Xmx1g",)
+# Several start at the same time: the fast compiler only.
+_MEMBER_FLAGS = ("-Xmx512m", "-XX:TieredStopAtLevel=1")
 # Formatting takes one second: use the fast compiler only, and a small heap.
 _FORMAT_FLAGS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a broker of a cluster has and one alone has not; its properties come as *extra*."""
+
+    node_id: int
+    is_alone: bool
+    probe_port: int
+    format_options: tuple[str, ...]
+    removed: str = ""
+    """Folder that is removed with the parent; empty = none."""
+
+    tls: ssl.SSLContext | None = None
+    """For the probe."""
 
 
 class EmbeddedBroker:
@@ -81,6 +101,7 @@ class EmbeddedBroker:
         port: int | None = None,
         extra: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        member: Member | None = None,
     ) -> None:
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kmq-broker-")) if data_dir is None else data_dir.absolute()
@@ -88,10 +109,11 @@ class EmbeddedBroker:
         self._port_is_given = port is not None
         self._extra = dict(extra or {})
         self._environment = {**os.environ, **(environment or {})}
+        self._member, self._flags = member, _ALONE_FLAGS if member is None or member.is_alone else _MEMBER_FLAGS
         self._supervisor: subprocess.Popen[str] | None = None
         self._pid = 0
         owner = os.getpid()  # a forked child must not remove the data of its parent
-        self._remove_data = weakref.finalize(self, _remove, self.data_dir, owner) if self._is_temporary else None
+        self._remove_data = weakref.finalize(self, remove_own, self.data_dir, owner) if self._is_temporary else None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -118,7 +140,7 @@ class EmbeddedBroker:
         java, class_path = find_java(), os.pathsep.join(map(str, jar_paths("broker")))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._prepare(java, class_path)
-            if self._was_killed():
+            if self._was_killed() and (self._member is None or self._member.is_alone):
                 self._fence(java, class_path)
             self._launch(java, class_path)
             if self._wait_until_ready():
@@ -209,23 +231,26 @@ class EmbeddedBroker:
         controller_port_file.write_text(str(controller_port))
 
     def _format(self, java: Path, class_path: str) -> None:
-        """Format the log directory with a new cluster id and this node as the only voter."""
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        jvm = [str(java), *_FORMAT_FLAGS, self._log_flag("server"), "-cp", class_path]
-        properties = str(self.data_dir / "server.properties")
+        """Format the log directory; of a broker alone with a new cluster id and this node as the only voter."""
         # With `=`, because one id in 64 begins with a dash, which would be parsed as an option.
-        command = [
-            *(*jvm, "kafka.tools.StorageTool", "format", "--standalone"),
-            *(f"--cluster-id={cluster_id}", f"--config={properties}"),
+        options = self._member.format_options if self._member else ("--standalone", f"--cluster-id={new_id()}")
+        words = [
+            *(*_FORMAT_FLAGS, self._log_flag("server"), "-cp", class_path, "kafka.tools.StorageTool", "format"),
+            *(*options, f"--config={self.data_dir / 'server.properties'}"),
         ]
+        # In a file: passwords of users must not be visible in `ps`.
+        arguments = self.data_dir / "format.arguments"
+        arguments.touch(mode=0o600)
+        arguments.write_text("".join('"{}"\n'.format(re.sub(r'(["\\])', r"\\\1", word)) for word in words))
         done = subprocess.run(
-            command,
+            [java, f"@{arguments}"],
             env=self._environment,
             capture_output=True,
             text=True,
             check=False,
             timeout=_START_TIMEOUT_S,
         )
+        arguments.unlink()
         if done.returncode != 0:
             message = f"cannot format {self.data_dir} for the embedded broker: {(done.stdout + done.stderr).strip()}"
             raise SetupError(message)
@@ -256,9 +281,10 @@ class EmbeddedBroker:
 
     def _launch(self, java: Path, class_path: str, settings: str = "server") -> None:
         """Start the supervisor, which starts the JVM with the settings of this name."""
-        server = [*_JVM_FLAGS, self._log_flag(settings), "-cp", class_path, "kafka.Kafka"]
+        server = [*_JVM_FLAGS, *self._flags, self._log_flag(settings), "-cp", class_path, "kafka.Kafka"]
         command = [str(java), *server, str(self.data_dir / f"{settings}.properties")]
-        remove = str(self.data_dir) if self._is_temporary else ""
+        own = str(self.data_dir) if self._is_temporary else ""
+        remove = self._member.removed if self._member else own
         with (self.data_dir / "console.log").open("wb") as console:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), remove, *command],
@@ -276,8 +302,9 @@ class EmbeddedBroker:
     def _wait_until_ready(self) -> bool:
         """Wait until the broker is ready; return False if it ended or did not become ready in time."""
         give_up_at = time.monotonic() + _START_TIMEOUT_S
+        its = self._member
         while self.is_running and time.monotonic() < give_up_at:
-            if is_ready(self.port):
+            if is_ready(its.probe_port, its.node_id, its.tls) if its else is_ready(self.port):
                 return self.is_running  # False: another broker answered, because ours failed to bind the port
             time.sleep(_POLL_INTERVAL_S)
         return False
@@ -329,7 +356,12 @@ class EmbeddedBroker:
         return "\n".join(lines) or "(none)"
 
 
-def _remove(directory: Path, owner: int) -> None:
+def new_id() -> str:
+    """Return a new id of a cluster or of a log directory."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def remove_own(directory: Path, owner: int) -> None:
     """Remove temporary data, but only in the process that created them."""
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,5 +1,5 @@
 """
-A free port for a broker, and whether the broker is ready: three requests over plain sockets.
+A free port for a broker, and whether the broker is ready: three requests over sockets.
 
 Rule 1: only `kmq_spark.kafka` imports a Kafka client, so this module encodes the requests itself, in old, simple
     versions.
@@ -16,6 +16,10 @@ import contextlib
 import random
 import socket
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
 
 LOWEST, HIGHEST = 10_240, 32_767
 """
@@ -32,7 +36,7 @@ _CLIENT_ID = b"kmq-probe"
 _METADATA = (3, 4)
 _FIND_COORDINATOR = (10, 1)
 _NO_TOPICS = struct.pack(">ib", 0, 0)  # an empty list of topics; do not create any
-_GROUP, _TRANSACTION = 0, 1
+_COORDINATORS = (0, 1)  # of consumer groups, of transactions
 _NOT_YET = (14, 15)  # COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE; any other answer is for the clients
 
 
@@ -45,33 +49,43 @@ def free_port() -> int:
             return port
 
 
-def is_ready(port: int) -> bool:
+def is_ready(port: int, node_id: int = 1, tls: ssl.SSLContext | None = None) -> bool:
     """Return whether a broker on this loopback port serves topics, consumer groups and transactions."""
     try:
-        return _lists_itself(port) and _has_coordinator(port, _GROUP) and _has_coordinator(port, _TRANSACTION)
+        return node_id in _brokers(port, tls) and all(_has_coordinator(port, tls, kind) for kind in _COORDINATORS)
     except (OSError, EOFError, struct.error):
         return False
 
 
-def _lists_itself(port: int) -> bool:
-    """Return whether the broker's metadata list a broker."""
+def _brokers(port: int, tls: ssl.SSLContext | None) -> set[int]:
+    """Return the node ids in the broker's metadata."""
+    response = _ask(port, tls, _METADATA, _NO_TOPICS)
     # correlation id, throttle time, number of brokers
-    _, _, broker_count = struct.unpack_from(">iii", _ask(port, _METADATA, _NO_TOPICS))
-    return bool(broker_count > 0)
+    _, _, count = struct.unpack_from(">iii", response)
+    found, at = set(), 12
+    for _ in range(count):
+        node_id, host_size = struct.unpack_from(">ih", response, at)
+        (rack_size,) = struct.unpack_from(">h", response, at + 6 + host_size + 4)
+        at += 6 + host_size + 4 + 2 + max(rack_size, 0)
+        found.add(node_id)
+    return found
 
 
-def _has_coordinator(port: int, kind: int) -> bool:
+def _has_coordinator(port: int, tls: ssl.SSLContext | None, kind: int) -> bool:
     """Return whether consumer groups (0) or transactions (1) have a coordinator."""
-    response = _ask(port, _FIND_COORDINATOR, struct.pack(">h", len(_CLIENT_ID)) + _CLIENT_ID + struct.pack(">b", kind))
+    body = struct.pack(">h", len(_CLIENT_ID)) + _CLIENT_ID + struct.pack(">b", kind)
     # correlation id, throttle time, error code
-    _, _, error_code = struct.unpack_from(">iih", response)
+    _, _, error_code = struct.unpack_from(">iih", _ask(port, tls, _FIND_COORDINATOR, body))
     return error_code not in _NOT_YET
 
 
-def _ask(port: int, api: tuple[int, int], body: bytes) -> bytes:
+def _ask(port: int, tls: ssl.SSLContext | None, api: tuple[int, int], body: bytes) -> bytes:
     """Send one request and return its response, which begins with the correlation id."""
     request = struct.pack(">hhih", *api, 1, len(_CLIENT_ID)) + _CLIENT_ID + body
-    with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S))
+        if tls is not None:
+            connection = stack.enter_context(tls.wrap_socket(connection, server_hostname="127.0.0.1"))
         connection.sendall(struct.pack(">i", len(request)) + request)
         (size,) = struct.unpack(">i", _read(connection, 4))
         return _read(connection, min(size, _MAX_RESPONSE_BYTES))
