@@ -26,6 +26,7 @@ from kmq_spark.errors import (
 )
 
 if TYPE_CHECKING:
+    from kmq_spark.client_properties import read_client_properties
     from kmq_spark.config import load_settings
     from kmq_spark.consumer.async_consumer import AsyncQueueConsumer
     from kmq_spark.consumer.batch import Batch
@@ -71,6 +72,7 @@ _MODULE_OF = {
     "list_dead_letters": "kmq_spark.dlq.dead_letters",
     "load_settings": "kmq_spark.config",
     "purge": "kmq_spark.dlq.dead_letters",
+    "read_client_properties": "kmq_spark.client_properties",
     "redrive": "kmq_spark.dlq.dead_letters",
 }
 
@@ -108,6 +110,7 @@ __all__ = [
     "list_dead_letters",
     "load_settings",
     "purge",
+    "read_client_properties",
     "redrive",
 ]
 

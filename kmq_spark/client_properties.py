@@ -12,7 +12,8 @@ Source: Kafka's `SslConfigs`, `SaslConfigs`; librdkafka's CONFIGURATION.md; CVE-
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 from kmq_spark.errors import ConfigError
 
@@ -71,6 +72,46 @@ KNOWN_MODULES = ("PlainLoginModule", "ScramLoginModule", "OAuthBearerLoginModule
 _OPTION = re.compile(r'([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
 
 
+class ClientConnection(TypedDict):
+    """Arguments of every class and function that connects to a broker."""
+
+    bootstrap_servers: str
+    extra: dict[str, str]
+
+
+def read_client_properties(file: str | Path, bootstrap_servers: str = "") -> ClientConnection:
+    """
+    Read a file of Kafka's client properties, the same as `--command-config` takes.
+
+        QueueConsumer("orders", **read_client_properties("client.properties"))
+
+    Args:
+        file: `key=value` lines, with names of the Java client or of librdkafka.
+        bootstrap_servers: Address instead of the one in the file.
+
+    Raises:
+        ConfigError: The file cannot be read, a setting cannot be translated, or there is no address.
+    """
+    extra = to_librdkafka(read_properties(file))
+    in_file = extra.pop("bootstrap.servers", "")
+    if not (bootstrap_servers or in_file):
+        raise ConfigError(
+            f"bootstrap.servers is missing in {str(file)!r}: expected host:port; add it, or give bootstrap_servers"
+        )
+    return ClientConnection(bootstrap_servers=bootstrap_servers or in_file, extra=extra)
+
+
+def read_properties(file: str | Path) -> dict[str, str]:
+    """Return the settings in a file, not translated."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        message = f"cannot read the client properties: got {str(file)!r}: {why}; give an existing file"
+        raise ConfigError(message) from error
+    return parse_properties(text, str(file))
+
+
 def parse_properties(text: str, source: str) -> dict[str, str]:
     r"""
     Read a Java properties file: `key=value`, `key: value` or `key value`; comments begin with `#` or `!`; `\\`
@@ -100,7 +141,7 @@ def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
             found[key] = value.strip().lower() or "none"
         elif key in {"ssl.truststore.location", "ssl.keystore.location"}:
             found |= _from_store(key, value, properties)
-        elif TUNING.fullmatch(key) is None:
+        elif key != CALLBACKS and TUNING.fullmatch(key) is None:  # librdkafka fetches OAuth's token itself
             found[key] = value
     return found
 
@@ -117,7 +158,7 @@ def to_java(properties: Mapping[str, str]) -> dict[str, str]:
     for key, value in properties.items():
         if key in backwards:
             found[backwards[key]] = value
-        elif key in SAME or key.startswith(("ssl.truststore.", "ssl.keystore.")) or key == JAAS:
+        elif key in SAME or key.startswith(("ssl.truststore.", "ssl.keystore.")) or key in {JAAS, CALLBACKS}:
             found[key] = value
         elif key == "sasl.mechanisms":
             found["sasl.mechanism"] = value

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from kmq_spark.client_properties import parse_properties, to_librdkafka
+from kmq_spark.client_properties import read_client_properties
 from kmq_spark.errors import SetupError
 from kmq_spark.local.broker import EmbeddedBroker, Member, new_id, remove_own
 from kmq_spark.local.probe import free_port
@@ -152,7 +152,7 @@ class EmbeddedCluster:
         options = []
         for user in self._users:
             file = self.properties(user)
-            known = to_librdkafka(parse_properties(file.read_text(), str(file))) if file.exists() else {}
+            known = read_client_properties(file)["extra"] if file.exists() else {}
             password = known.get("sasl.password", secrets.token_urlsafe(16))
             file.touch(mode=0o600)
             file.write_text(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from kmq_spark.client_properties import parse_properties, to_java, to_librdkafka
+from kmq_spark.client_properties import parse_properties, read_client_properties, to_java, to_librdkafka
 from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECRET = "canary-55ab"
 
@@ -106,3 +111,43 @@ def test_what_cannot_be_translated_is_refused_without_its_value(key: str, value:
 def test_certificate_and_key_in_two_files_are_refused_for_spark() -> None:
     with pytest.raises(ConfigError, match=r"put certificate chain and key into one PEM file"):
         to_java({"ssl.certificate.location": "/cert.pem", "ssl.key.location": "/key.pem"})
+
+
+def test_file_becomes_the_arguments_of_a_client(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(f"bootstrap.servers=a:9093\nsecurity.protocol=SASL_SSL\nsasl.jaas.config={SCRAM}\n")
+    extra = {"security.protocol": "SASL_SSL", "sasl.username": "kmq", "sasl.password": SECRET}
+    assert read_client_properties(file) == {"bootstrap_servers": "a:9093", "extra": extra}
+    assert read_client_properties(str(file), "b:9093") == {"bootstrap_servers": "b:9093", "extra": extra}
+
+
+def test_file_that_gives_no_connection_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    with pytest.raises(ConfigError, match=r"got '.*client\.properties': No such file"):
+        read_client_properties(file)
+    file.write_text(f"sasl.jaas.config={SCRAM}\n")
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is missing in '.*client\.properties'") as raised:
+        read_client_properties(file)
+    assert SECRET not in str(raised.value)
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="no UTF-8 text"):
+        read_client_properties(file)
+
+
+def test_oauth_of_a_java_client_reaches_both_clients() -> None:
+    """The class that fetches its token is for Java alone."""
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearer"
+    given = {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.login.callback.handler.class": f"{module}LoginCallbackHandler",
+        "sasl.jaas.config": f'{module}LoginModule required clientId="me" clientSecret="{SECRET}";',
+        "sasl.oauthbearer.token.endpoint.url": "https://issuer/token",
+    }
+    assert to_java(given) == given
+    assert to_librdkafka(given) == {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "me",
+        "sasl.oauthbearer.client.secret": SECRET,
+        "sasl.oauthbearer.token.endpoint.url": "https://issuer/token",
+    }

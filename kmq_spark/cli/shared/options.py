@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from kmq_spark.client_properties import parse_properties, to_java, to_librdkafka
+from kmq_spark.client_properties import read_properties, to_java, to_librdkafka
 from kmq_spark.config import Reach, Settings, load_settings
 from kmq_spark.errors import ConfigError
 
@@ -130,7 +130,7 @@ class Connection:
         """
         pairs = dict(_pair(text, "-X") for text in given.client_settings or [])
         _warn_of_secrets(pairs)
-        properties = {**_properties(given.command_config), **pairs}
+        properties = {**(read_properties(given.command_config) if given.command_config else {}), **pairs}
         # As in Kafka's own tools, the file may contain the address; the flag takes precedence.
         in_file = properties.pop("bootstrap.servers", None)
         kafka: dict[str, Any] = {
@@ -191,18 +191,6 @@ def _warn_of_secrets(pairs: Mapping[str, str]) -> None:
                 "(--command-config) or into KMQ_KAFKA__EXTRA",
                 err=True,
             )
-
-
-def _properties(file: Path | None) -> dict[str, str]:
-    if file is None:
-        return {}
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        message = f"cannot read the client properties: got {str(file)!r}: {why}; give an existing file"
-        raise ConfigError(message) from error
-    return parse_properties(text, str(file))
 
 
 def _pair(text: str, source: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 from kmq_spark.cli.main import app
-from kmq_spark.client_properties import parse_properties, to_librdkafka
+from kmq_spark.client_properties import read_client_properties
 from kmq_spark.errors import SetupError
 from kmq_spark.local.cluster import EmbeddedCluster
 from tests.brokers import quick_java
@@ -31,7 +31,7 @@ TOPIC = "t"
 
 def settings(cluster: EmbeddedCluster, user: str = "") -> dict[str, str | int | float | bool]:
     """Return the settings of a client."""
-    own = to_librdkafka(parse_properties(cluster.properties(user).read_text(), user)) if user else {}
+    own = read_client_properties(cluster.properties(user))["extra"] if user else {}
     return {"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0, **own}
 
 
