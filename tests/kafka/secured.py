@@ -19,19 +19,20 @@ from confluent_kafka.admin import (
 )
 from typer.testing import CliRunner, Result
 
+from faults.campaign import BROKER_SETTINGS
 from kmq_spark.cli.acls import PARTS
 from kmq_spark.cli.main import app
+from kmq_spark.client_properties import read_client_properties
+from kmq_spark.local.cluster import OPERATOR, EmbeddedCluster
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
-from kmq_spark.local.probe import free_port
-from tests.brokers import quick_broker
+from tests.brokers import quick_java
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 RESOURCES = {
     "topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "transactional-id": ResourceType.TRANSACTIONAL_ID,
 }  # fmt: skip
@@ -40,37 +41,17 @@ OPERATIONS = {"".join(name.capitalize() for name in each.name.split("_")): each 
 
 class SecuredBroker:
     """
-    A broker that refuses what no ACL allows.
+    Brokers that refuse what no ACL allows, with TLS, and a user for each part.
 
-    Clients of the parts connect to a listener of their own, where they say who they are. On the other one, which the
-    broker itself uses, everybody is its superuser.
+    *folder* is for what tests write.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, brokers: int = 1) -> None:
         self.folder = folder
-        open_port, port, controller_port = (free_port() for _ in range(3))
-        self.bootstrap_servers = f"127.0.0.1:{port}"
-        data_dir = folder / "broker"
-        data_dir.mkdir()
-        # Chosen here, since the listeners name it.
-        (data_dir / "controller.port").write_text(str(controller_port))
-        listeners = f"PLAINTEXT://127.0.0.1:{open_port},SASL_PLAINTEXT://127.0.0.1:{port}"
-        users = " ".join(f'user_{part}="{_password(part)}"' for part in PARTS)
-        extra = {
-            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller_port}",
-            "advertised.listeners": listeners,
-            "listener.security.protocol.map": (
-                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
-            ),
-            "inter.broker.listener.name": "PLAINTEXT",
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{LOGIN} {users};",
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "allow.everyone.if.no.acl.found": "false",
-            "super.users": "User:ANONYMOUS",
-        }
-        self.broker = quick_broker(data_dir, open_port, extra).start()
-        self.admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        extra = BROKER_SETTINGS if brokers > 1 else {}
+        self.cluster = EmbeddedCluster(brokers, users=PARTS, extra=extra, environment=quick_java()).start()
+        self.bootstrap_servers, self.properties = self.cluster.bootstrap_servers, self.cluster.properties
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, **self.credentials(OPERATOR)})
 
     @classmethod
     @contextmanager
@@ -86,7 +67,7 @@ class SecuredBroker:
 
     def close(self) -> None:
         """End it."""
-        self.broker.close()
+        self.cluster.close()
 
     def create(self, *command: str) -> None:
         """Run a command that creates topics with one partition, as the user `creator`."""
@@ -95,23 +76,11 @@ class SecuredBroker:
 
     def credentials(self, part: str) -> dict[str, str]:
         """Return the client settings of a part's user, for librdkafka."""
-        return {
-            "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": part,
-            "sasl.password": _password(part),
-        }  # fmt: skip
-
-    def properties(self, part: str) -> Path:
-        """Return a file with them, as Kafka's own tools take it."""
-        file = self.folder / f"{part}.properties"
-        login = f'{LOGIN} username="{part}" password="{_password(part)}";'
-        file.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={login}\n")
-        file.chmod(0o600)
-        return file
+        return read_client_properties(self.properties(part))["extra"]
 
     def kmq(self, part: str, *arguments: str) -> Result:
         """Run a command in this process as the user of a part."""
-        connection = ("--bootstrap-server", self.bootstrap_servers, "--command-config", str(self.properties(part)))
-        return CliRunner().invoke(app, [*arguments, *connection], prog_name="kmq")
+        return CliRunner().invoke(app, [*arguments, "--command-config", str(self.properties(part))], prog_name="kmq")
 
     def grant(self, queue: str, *parts: str, options: tuple[str, ...] = ()) -> None:
         """Apply what `kmq acls -o json` lists for some parts."""
@@ -134,8 +103,7 @@ class SecuredBroker:
     def grant_by_kafka_acls(self, queue: str, part: str) -> None:
         """Run the commands that `kmq acls` prints for a part, with Kafka's own tool."""
         printed = CliRunner().invoke(app, ["acls", queue, "--part", part, "--principal", "User:{part}"]).stdout
-        known = {"$BOOTSTRAP": self.broker.bootstrap_servers, "$ADMIN": str(self.folder / "admin.properties")}
-        (self.folder / "admin.properties").write_text("")
+        known = {"$BOOTSTRAP": self.bootstrap_servers, "$ADMIN": str(self.properties(OPERATOR))}
         class_path = os.pathsep.join(map(str, jar_paths("broker")))
         for line in printed.splitlines():
             if line.startswith("#"):
@@ -146,7 +114,3 @@ class SecuredBroker:
             command = [*tool, *(known.get(word, word) for word in words)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S)
             assert done.returncode == 0, done.stdout + done.stderr
-
-
-def _password(part: str) -> str:
-    return f"password-of-{part}"

@@ -69,7 +69,7 @@ def send(
 def in_its_own_process(secured: SecuredBroker, part: str, *arguments: str, **environment: str) -> str:
     """Run a command that starts Spark, and return what it said on stderr."""
     command = [
-        *(sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", secured.bootstrap_servers),
+        *(sys.executable, "-m", "kmq_spark.cli.main", *arguments),
         *("--command-config", str(secured.properties(part))),
     ]
     env = {**os.environ, **environment}
