@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 ROOT = Path(__file__).parents[2]
-LANGUAGES = {"sh", "console", "python", "sql", "toml", "yaml", "text"}
+LANGUAGES = {"sh", "console", "python", "sql", "toml", "yaml", "text", "properties"}
 FENCE = re.compile(
     r"(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)\n```$", re.DOTALL | re.MULTILINE
 )

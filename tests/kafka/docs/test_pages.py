@@ -7,6 +7,7 @@ The pages that are not here have no block that runs (`test_documents.py` counts 
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.kafka.settings import marker_producer_config
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.local.probe import free_port
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import encode_marker
 from tests.brokers import quick_broker
@@ -120,6 +122,15 @@ def test_operations_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: 
         return len(queue.markers(MarkerType.END)) > 0 and len(ended(queue)) == 40
 
     reader.read("docs/operations.md", until={"threading.Event().wait()": all_hang}, kills={"threading.Event().wait()"})
+
+
+@pytest.mark.slow  # three brokers
+def test_security_page_runs_as_typed(make_reader: Callable[[int], Reader]) -> None:
+    reader = make_reader(free_port())
+    reader.read("docs/security.md")
+    listed = reader.run("kmq queue list -o json --command-config cluster/admin.properties")
+    assert [(row["queue"], row["ready"]) for row in json.loads(listed)] == [("orders", 0)]
+    reader.stop()
 
 
 @pytest.mark.spark
