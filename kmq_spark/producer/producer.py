@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 SERVE_S = 0.01
 """Interval at which the producer's own thread serves the delivery reports, while some are outstanding."""
 
+REST_S = 1.0
+"""Longest rest of that thread while none is outstanding; a send ends it."""
+
 SERVE_EVERY = 100
 """Messages between two polls for delivery reports. A poll costs about a tenth of a send."""
 
@@ -357,7 +360,7 @@ def _serve_reports(producer: weakref.ref[QueueProducer], awake: threading.Event)
         is_resting = served._is_resting  # noqa: SLF001  # as above
         del served
         if is_resting:
-            awake.wait(1.0)
+            awake.wait(REST_S)
         awake.clear()
         time.sleep(SERVE_S)
 

@@ -45,10 +45,12 @@ def test_callback_gets_the_place_of_the_message(make_queue: Callable[..., Queue]
     assert answers == [(MessageId(1, 0), None), (MessageId(1, 1), None)]
 
 
-def test_callback_is_called_while_the_sender_is_idle(queue: Queue) -> None:
-    """A report must not wait for the next send."""
+def test_callback_is_called_while_the_sender_is_idle(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report waits neither for the next send nor for the end of a rest."""
+    monkeypatch.setattr(producer_module, "REST_S", 2 * COMES_S)
     answers: list[MessageId | None] = []
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        assert wait_until(lambda: producer._is_resting)
         producer.send("x", on_delivery=lambda place, _error: answers.append(place))
         until = time.monotonic() + COMES_S
         while not answers and time.monotonic() < until:
