@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 
+from kmq_spark.consumer import fetcher as fetcher_module
 from kmq_spark.consumer.fetcher import POLL_S
 from kmq_spark.consumer.offsets import GATHER_FROM
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
@@ -32,6 +33,46 @@ def test_failed_commit_is_sent_again_on_a_partition_that_stays_quiet(queue: Queu
         refused = KafkaError(KafkaError.REBALANCE_IN_PROGRESS)
         fetcher.offsets.on_commit(refused, [TopicPartition(queue.name, 0, 1)])
         assert wait_until(lambda: not consumer.receive(1) and queue.committed() == {0: 1})
+
+
+class RefusesCommits:
+    """The client of a fetcher; the group refuses so many commits."""
+
+    def __init__(self, fetcher: Fetcher, refused_count: int) -> None:
+        self._client, self._fetcher, self.left = fetcher.client, fetcher, refused_count
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # of the client
+        """Return what the client has."""
+        return getattr(self._client, name)
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        """Commit, or answer as a group that refuses."""
+        if not self.left:
+            self._client.commit(offsets=offsets, asynchronous=asynchronous)
+            return
+        self.left -= 1
+        self._fetcher.offsets.on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), offsets)
+
+
+def test_message_that_follows_a_failed_commit_is_handed_out_after_its_own(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that such a message kills would be given it again as a first delivery."""
+    monkeypatch.setattr(fetcher_module, "CONFIRM_S", COMES_S)
+    with consumer_of(queue) as consumer:
+        queue.send("a")
+        receive_all(consumer, 1)
+        fetcher: Any = consumer._pipeline._fetcher
+        client = fetcher.client
+        fetcher.client = refusing = RefusesCommits(fetcher, 3)
+        queue.send("b")
+        receive_all(consumer, 1)
+        assert wait_until(lambda: not consumer.receive(1) and fetcher.offsets.is_failing)
+        queue.send("c")
+        receive_all(consumer, 1)
+        assert fetcher.offsets.are_confirmed({0: 3})
+        assert refusing.left == 0
+        fetcher.client = client
 
 
 class RevokesInBetween:
