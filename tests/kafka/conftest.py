@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import Settings, load_settings
@@ -161,6 +161,22 @@ def remove_markers(queue: Queue) -> None:
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(f"{queue.name}.markers", 0, -1)]).values():
         future.result(10)
+
+
+@contextmanager
+def open_transaction(queue: Queue, topic: str, value: bytes = b"") -> Iterator[None]:
+    """Keep a transaction of somebody else open in partition 0 of a topic until the block ends."""
+    producer = Producer(
+        {"bootstrap.servers": queue.bootstrap_servers, "transactional.id": f"{topic}.{queue.name}.open"}
+    )
+    producer.init_transactions(COMES_S)
+    producer.begin_transaction()
+    producer.produce(topic, value, b"foreign", partition=0)
+    assert producer.flush(COMES_S) == 0
+    try:
+        yield
+    finally:
+        producer.abort_transaction(COMES_S)
 
 
 @contextmanager

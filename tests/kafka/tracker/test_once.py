@@ -13,8 +13,9 @@ from confluent_kafka import Producer
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.errors import KmqError
+from kmq_spark.tracker import once
 from kmq_spark.wire.codec import encode_marker
-from tests.kafka.conftest import consumer_of, drop, read_all, receive_all, remove_markers, seen, track
+from tests.kafka.conftest import consumer_of, drop, open_transaction, read_all, receive_all, remove_markers, seen, track
 from tests.kafka.stage import put_rules
 
 if TYPE_CHECKING:
@@ -48,6 +49,20 @@ def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: 
         b"d",
         b"f",
     ]
+
+
+def test_run_behind_a_transaction_of_somebody_else_fails_and_the_next_one_redelivers(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot see what is overdue: a scheduler would take its silence for success."""
+    queue.send("a")
+    with open_transaction(queue, f"{queue.name}.markers"):
+        drop(queue, 1)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(once, "LSO_WAIT_S", 1.0)
+            with pytest.raises(KmqError, match=r"markers up to this tracker's TERM.* a transaction is open there"):
+                track(queue)
+    assert track(queue).redelivered == 1
 
 
 def test_message_that_is_held_is_left_alone(queue: Queue) -> None:
