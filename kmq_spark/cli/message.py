@@ -98,17 +98,25 @@ def send(
     key_separator: Annotated[
         str | None, typer.Option(help="Text between key and value in a line; without it there is no key.")
     ] = None,
+    delay: Annotated[
+        str | None, typer.Option(help="Not handed out before this time: 30s, 15m, 2h.", metavar="DURATION")
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option(help="Not handed out after this time, as --delay.", metavar="DURATION")
+    ] = None,
 ) -> None:
     """Send a message for each line of stdin, as it is or as a JSON object; ends when all are written."""
     from kmq_spark.producer.producer import QueueProducer
 
     quiet_client()
+    delay_s = None if delay is None else seconds(delay, "--delay")
+    ttl_s = None if ttl is None else seconds(ttl, "--ttl")
     count = 0
     with QueueProducer(name, **connection.reach()) as producer:
         for number, line in enumerate(sys.stdin.buffer, 1):
             text = line.removesuffix(b"\n").removesuffix(b"\r")
             value, options = _from_json(text, number) if as_json else _from_line(text, key_separator)
-            producer.send(value, logical_queue=logical_queue, **options)
+            producer.send(value, logical_queue=logical_queue, delay=delay_s, ttl=ttl_s, **options)
             count = number
     typer.echo(f"sent {counted(count, 'message')} to {name}", err=True)
 

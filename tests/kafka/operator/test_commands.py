@@ -16,9 +16,10 @@ from kmq_spark import create_queue
 from kmq_spark.cli.main import app
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.wire.headers import DELAY_MS, TTL_MS
 from tests.brokers import quick_broker
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
-from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, wait_until
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
@@ -59,6 +60,16 @@ def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: 
         assert hint in result.stderr
     describe = kmq(queue.bootstrap_servers, "queue", "describe", queue.name)
     assert "4 partitions" in describe.stdout
+
+
+def test_sent_messages_have_the_delay_and_the_time_to_live_that_are_asked_for(queue: Queue) -> None:
+    sent = kmq(queue.bootstrap_servers, "send", queue.name, "--delay", "2m", "--ttl", "1h", input_=b"one\n")
+    assert sent.exit_code == 0, sent.stderr
+    (record,) = read_all(queue.bootstrap_servers, queue.name)
+    found = dict(record.headers())
+    assert (found[DELAY_MS], found[TTL_MS]) == (b"120000", b"3600000")
+    refused = kmq(queue.bootstrap_servers, "send", queue.name, "--delay", "soon", input_=b"two\n")
+    assert (refused.exit_code, "--delay is not a duration: got 'soon'" in refused.stderr) == (2, True)
 
 
 def test_peek_shows_what_is_held_and_what_is_ready_escaped_and_takes_nothing(queue: Queue) -> None:
