@@ -45,10 +45,10 @@ class RefusesCommits:
         """Return what the client has."""
         return getattr(self._client, name)
 
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+    def commit(self, *, offsets: list[TopicPartition], **options: Any) -> None:
         """Commit, or answer as a group that refuses."""
         if not self.left:
-            self._client.commit(offsets=offsets, asynchronous=asynchronous)
+            self._client.commit(offsets=offsets, **options)
             return
         self.left -= 1
         self._fetcher.offsets.on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), offsets)
