@@ -56,6 +56,7 @@ class GroupStage(Judged):
         super().__init__(campaign, name)
         self.group, self.brokers, self._options = self.name, brokers, options
         self.broker = campaign.broker if brokers is None else brokers
+        self.broker_count = 1 if brokers is None else len(brokers.brokers)
         self.kills: list[Kill] = []
         self.disturbances: list[Disturbance] = []
         self.back_s: list[float] = []

@@ -144,7 +144,7 @@ def two_at_once(campaign: Campaign) -> Stage:
             newer = stage.tracker("checkpoint-0" if number % 2 else f"checkpoint-{number + 1}")
             newer.wait_ready()
             stage.injected("second tracker", same_checkpoint=bool(number % 2))
-            _must_end_fenced(stage, older)
+            must_end_fenced(stage, older)
             if not newer.is_running:
                 # Two queries on one checkpoint: Spark itself refuses the one that comes second to a batch.
                 stage.notes.append(f"the newer one ended too: {newer.last_words()}")
@@ -184,7 +184,7 @@ def stalled(campaign: Campaign) -> Stage:
         newer = stage.tracker(f"checkpoint-{number + 1}", failpoint=f"{point}:1:stop")
         with stage.away():
             _stall(stage, newer, point, seconds)
-            _must_end_fenced(stage, older)
+            must_end_fenced(stage, older)
             if newer.wait_ready() < 0:
                 stage.fail(f"I9: the newer tracker did not get ready: {newer.last_words()}")
                 newer = stage.tracked(checkpoint=f"checkpoint-{number + 1}-again")
@@ -205,13 +205,14 @@ def zombie(campaign: Campaign) -> Stage:
         time.sleep(2)
         older.resume()
         stage.injected("SIGCONT of a zombie")
-        _must_end_fenced(stage, older)
+        must_end_fenced(stage, older)
         older = newer
     stage.drain()
     return stage
 
 
-def _must_end_fenced(stage: Stage, tracker: Tracker) -> None:
+def must_end_fenced(stage: Stage, tracker: Tracker) -> None:
+    """I12: wait until a tracker ends because a newer one has taken over."""
     code = tracker.wait(FENCED_TIMEOUT_S * stage.patience)
     if not code:
         stage.fail(f"I12: the older tracker did not end with an error: exit code {code}")

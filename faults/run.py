@@ -27,6 +27,7 @@ import numpy as np
 
 from faults import (
     on_brokers,
+    on_clusters,
     on_consumers,
     on_coordination,
     on_fleets,
@@ -90,6 +91,9 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("F30", on_brokers.made_anew),
     ("F31", on_brokers.settings_changed),
     ("F32", on_consumers.asleep),
+    ("K1", on_clusters.killed),
+    ("K2", on_clusters.suspended),
+    ("K3", on_clusters.killed_in_a_commit),
     ("R1", on_letters.redriven),
     ("S1", on_producers.killed),
     ("S1", on_producers.answers_lost),
@@ -112,7 +116,7 @@ class Result:
     def __init__(self, fault: str, seed: int) -> None:
         self.fault, self._seed = fault, seed
         self.what: list[str] = []
-        self.injections, self.took_s, self.patience = 0, 0.0, 1.0
+        self.injections, self.brokers, self.took_s, self.patience = 0, 1, 0.0, 1.0
         self.violations: list[Violation] = []
         self._lateness_ms: list[int] = []
         self._recovery_s: list[float] = []
@@ -143,6 +147,7 @@ class Result:
     def _add(self, stage: Judged) -> None:
         verdict = stage.verdict()
         self.injections += stage.injections
+        self.brokers = max(self.brokers, stage.broker_count)
         self.violations += verdict.violations
         self._lateness_ms += [wait.came_ms - wait.due_ms for wait in verdict.waits]
         self.counts.update(verdict.counts)
@@ -155,6 +160,7 @@ class Result:
         return {
             "id": self.fault,
             "what": "; ".join(self.what),
+            "brokers": self.brokers,
             "injections": self.injections,
             "violations": len(self.violations),
             "lateness_ms": percentiles(self._lateness_ms),

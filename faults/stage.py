@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from faults.campaign import Campaign
     from faults.clocks import MovableClock
     from kmq_spark.local.broker import EmbeddedBroker
+    from kmq_spark.local.cluster import EmbeddedCluster
 
 PROTOCOLS: dict[str, dict[str, str]] = {
     "consumer": {},
@@ -79,6 +80,8 @@ _OPENED = re.compile(r"tracker (\S+) of (\S+) started: reads markers from")
 
 class Judged:
     """What a fault is injected into, with the processes around it; the campaign ends it."""
+
+    broker_count = 1
 
     def __init__(self, campaign: Campaign, name: str) -> None:
         # It must be new on this broker, and say when it was made.
@@ -135,7 +138,7 @@ class Stage(Judged):
         campaign: Campaign,
         name: str,
         *,
-        broker: EmbeddedBroker | None = None,
+        broker: EmbeddedBroker | EmbeddedCluster | None = None,
         clock: MovableClock | None = None,
         partitions: int = 4,
         max_deliveries: int = 3,
@@ -184,7 +187,7 @@ class Stage(Judged):
         wanted = checked_rules({"max_deliveries": max_deliveries, **rules})
         write_rules(self.queue, wanted, expected_version=0, bootstrap_servers=self.bootstrap_servers)
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        self.done(self.admin.create_topics([NewTopic(results_of(self.queue), 1, 1)]))
+        self.done(self.admin.create_topics([NewTopic(results_of(self.queue), 1)]))
 
     @staticmethod
     def done(futures: Mapping[Any, Any]) -> None:

@@ -39,6 +39,16 @@ class ThreeBrokers(EmbeddedCluster):
         self.wait(lambda: self.leader(topic, partition) != -1)
         return self.brokers[self.leader(topic, partition) - 1]
 
+    def wait_in_sync(self) -> None:
+        """Wait until all brokers run and have every record."""
+        self.wait(self._is_in_sync)
+
+    def _is_in_sync(self) -> bool:
+        with contextlib.suppress(KafkaException):
+            topics = self._admin.list_topics(timeout=10).topics.values()
+            return all(len(each.isrs) == len(each.replicas) for topic in topics for each in topic.partitions.values())
+        return False
+
     def wait_deposed(self, broker: EmbeddedBroker, topic: str, partition: int = 0) -> None:
         """Wait until another broker leads a partition."""
         self.wait(lambda: self.leader(topic, partition) not in {-1, self.brokers.index(broker) + 1})
