@@ -83,14 +83,12 @@ class Fetcher:
         self._membership = Membership({**config, "enable.partition.eof": True}, topic, self)
         self.client = self._membership.client
 
-    def fetch(
-        self, max_records: int, timeout: float, *, at_least: int = 1, gather_s: float = 0.0
-    ) -> list[KafkaMessage]:
+    def fetch(self, max_records: int, timeout: float, *, gather_s: float = 0.0) -> list[KafkaMessage]:
         """
         Fetch at most *max_records* records that are available; wait only for the first one, at most *timeout* seconds.
 
-        If the buffer has records, but fewer than *at_least*, more are fetched without waiting. With *gather_s*, fewer
-        than *max_records* stay in the buffer for so long from the first one on, over several calls.
+        With *gather_s*, fewer than *max_records* stay in the buffer for so long from the first one on, over several
+        calls.
         """
         self._raise_error()
         if not self._has_current_client():
@@ -98,10 +96,9 @@ class Fetcher:
         if self._ends:
             self._commit_ends()
         self.offsets.send_if_due(self.client)
-        at_least = max_records if gather_s else at_least
-        wanted = at_least - len(self._buffer) if self._buffer else max_records
-        if wanted > 0:
-            records = self._consume(wanted, 0.0 if self._buffer else timeout)
+        if len(self._buffer) < max_records:
+            # One record may have come while an answer was waited for: it must not be all that this call finds.
+            records = self._consume(max_records - len(self._buffer), 0.0 if self._buffer else timeout)
             if self._buffer:
                 records, self._buffer = self._buffer + records, []
         else:

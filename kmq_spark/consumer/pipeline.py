@@ -434,7 +434,7 @@ class Pipeline:
     ) -> StartedBatch | None:
         self._is_blocked = False
         max_records = max(room.max_messages, self._lookahead)
-        records = self._fetcher.fetch(max_records, timeout, at_least=self._lookahead, gather_s=gather_s)
+        records = self._fetcher.fetch(max_records, timeout, gather_s=gather_s)
         if self._fetcher.unchecked and (first := self._look()):
             self._fetcher.reseek(first)
             return None

@@ -152,7 +152,6 @@ class MemoryFetcher:
         max_records: int,
         timeout: float,
         *,
-        at_least: int = 1,  # noqa: ARG002  # as in `Fetcher`
         gather_s: float = 0.0,  # noqa: ARG002  # as in `Fetcher`
     ) -> list[KafkaMessage]:
         """Return the next records; wait for the first one."""

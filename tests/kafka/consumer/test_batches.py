@@ -12,7 +12,7 @@ import pytest
 from kmq_spark import BatchFailed
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.errors import UsageError
-from tests.kafka.conftest import Queue, consumer_of, covered, read_all, track, wait_until
+from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, track, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -215,3 +215,20 @@ def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, resul
         assert [message.settled_by for message in batch] == ["ack", "ack", "reject"]
     assert (ends(queue), ends(queue, Outcome.REJECTED)) == ([0, 1], [2])
     assert drained(results) == {b"a|b": 1}
+
+
+def test_record_that_comes_with_an_answer_does_not_make_the_next_batch_small(queue: Queue) -> None:
+    """A consumer that waits for answers between its batches, as transactions do, got one message a call."""
+    queue.send(*map(str, range(100)))
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        fetcher = consumer._pipeline._fetcher
+        fetcher.reseek({})  # what came with the answer to the first commit is fetched again
+
+        def a_record_came() -> bool:
+            if not fetcher._buffer:
+                fetcher.serve_answers()
+            return bool(fetcher._buffer)
+
+        assert wait_until(a_record_came)
+        assert len(consumer.receive(50, timeout=5)) == 50
