@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 from kmq_spark.consumer.batch import Batch, Settlement
 from kmq_spark.consumer.checks import check_bounds
 from kmq_spark.consumer.leases import Verb
-from kmq_spark.consumer.message import text_of_failure
+from kmq_spark.consumer.message import Message, one_line, text_of_failure
 from kmq_spark.consumer.policy import FailurePolicy
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import BatchFailed, ConfigError, KmqError, LeaseLostError, UsageError
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from kmq_spark.consumer.batch import Failures
-    from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.pipeline import Pipeline
     from kmq_spark.consumer.policy import Rule
 
@@ -581,10 +580,20 @@ def handle_batch(
 
 
 def _log_failure(given: Message | Batch, error: Exception, policy: FailurePolicy) -> None:
-    if policy.is_expected(error):
-        logger.info("handler failed for %r: %s", given, text_of_failure(error), extra={"action": "handler_failed"})
+    named, extra = repr(given), {"action": "handler_failed"}
+    if isinstance(given, Message):
+        extra["origin"] = given.origin.text
+        named = f"message {given.origin.text}, key {one_line(repr(given.key))[:100]}, delivery {given.delivery_count}"
+    settled = policy.settled(error)
+    if settled.verb is Verb.REJECT:
+        then = "a dead letter now"
     else:
-        logger.error("handler raised an exception for %r", given, exc_info=error, extra={"action": "handler_failed"})
+        delay = f"in {settled.delay_ms / 1000:g} s" if settled.delay_ms else "as the queue's rules say"
+        then = f"delivered again {delay}, up to the limit of deliveries"
+    if policy.is_expected(error):
+        logger.info("handler failed for %s (%s): %s", named, then, text_of_failure(error), extra=extra)
+    else:
+        logger.error("handler failed for %s (%s)", named, then, exc_info=error, extra=extra)
 
 
 def _fail(batch: Batch, failures: Failures, policy: FailurePolicy) -> dict[Verb, Settlement]:

@@ -76,6 +76,10 @@ def test_handler_that_raises_is_logged_and_its_message_released_later(
     summary = run(queue, handler, 2, concurrency=1)
     assert (summary.acked, summary.released, summary.failed) == (1, 1, 1)
     assert "RuntimeError: no database" in caplog.text
+    named = (
+        "message 0:0, key None, delivery 1 (delivered again as the queue's rules say, up to the limit of deliveries)"
+    )
+    assert f"handler failed for {named}" in caplog.text
     (release,) = queue.markers(MarkerType.KEEPALIVE)
     assert (covered(release.marker), release.marker.redeliver_after_ms) == ([0], 0)
     assert not release.marker.never_handed_out
