@@ -51,7 +51,10 @@ class SecuredBroker:
         extra = BROKER_SETTINGS if brokers > 1 else {}
         self.cluster = EmbeddedCluster(brokers, users=PARTS, extra=extra, environment=quick_java()).start()
         self.bootstrap_servers, self.properties = self.cluster.bootstrap_servers, self.cluster.properties
-        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, **self.credentials(OPERATOR)})
+        self.admin = AdminClient(
+            # It outlives its broker, and would say so on stderr.
+            {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.credentials(OPERATOR)}
+        )
 
     @classmethod
     @contextmanager
