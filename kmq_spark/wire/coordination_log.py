@@ -114,6 +114,10 @@ class GroupLog:
         """Take the world of a snapshot, and apply what was read behind it."""
         try:
             world = decode_world(data)
+        except UnsupportedVersionError as error:
+            # Not as an unreadable one: who goes on without it has lost the group's tasks and positions.
+            self.unsupported = self.unsupported or str(error)
+            return
         except WireError as error:
             self.ignored[Ignored.UNREADABLE] += 1
             self.last_fault = str(error)

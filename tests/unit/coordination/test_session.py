@@ -9,7 +9,7 @@ import pytest
 
 from kmq_spark.core.coordination import leader
 from kmq_spark.core.coordination.effects import Ignored
-from kmq_spark.core.coordination.records import Record, RecordType
+from kmq_spark.core.coordination.records import Record, RecordType, SnapshotPart
 from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, UsageError
 from kmq_spark.wire import coordination_pb2
 from kmq_spark.wire.coordination import decode_record, encode_record
@@ -307,6 +307,18 @@ def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: 
     assert not claim.is_held
     with pytest.raises(KafkaClientError, match=r"type 99, this build reads up to 14.*this member cannot know"):
         first.session.send(RecordType.LEAVE)
+
+
+def test_snapshot_of_a_newer_version_is_told_from_one_that_cannot_be_read() -> None:
+    """Who takes the group for a new one instead has lost its tasks and positions."""
+    newer = coordination_pb2.World(version=99).SerializeToString()
+    found = []
+    for data in (newer, b"\xff"):
+        log = GroupLog(GROUP, first_offset=4)
+        part = SnapshotPart(as_of=4, part=0, parts=1, data=data)
+        log.read(4, 1, GROUP.encode(), encode_record(Record(RecordType.SNAPSHOT, "a", "a1", 1, snapshot=part)))
+        found.append((log.is_complete, "version 99 of snapshots" in log.unsupported))
+    assert found == [(False, True), (False, False)]
 
 
 def test_channel_that_failed_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:
