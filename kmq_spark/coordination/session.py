@@ -245,10 +245,12 @@ class Session:
     def send_position(self, claim: Claim, position: int, wait_s: float) -> Applied:
         """Send a position in a heartbeat of its own, and wait until it is read back."""
         with self.changed:
-            claim.position = position
             self._unsent.pop(claim.resource, None)
             row = HeldPosition(claim.resource, claim.epoch, position)
-            return self.ask(RecordType.HEARTBEAT, wait_s, positions=(row,))
+            applied = self.ask(RecordType.HEARTBEAT, wait_s, positions=(row,))
+            if not applied.ignored:
+                claim.position = position
+            return applied
 
     def release(self, claim: Claim, position: int | None) -> None:
         """End a claim, then write its RELEASE."""
@@ -452,9 +454,10 @@ class Session:
         """Write a heartbeat with the positions that were not sent."""
         self._beat_ms = self._clock_ms()
         rows = list(self._unsent.values())
-        self._unsent.clear()
         for start in range(0, max(1, len(rows)), POSITIONS_AT_ONCE):
             self.send(RecordType.HEARTBEAT, positions=tuple(rows[start : start + POSITIONS_AT_ONCE]))
+        # After the writes: those of a write that fails go with the next heartbeat.
+        self._unsent.clear()
 
     def _release_rest(self) -> None:
         """Release what the log assigns to this process and it does not hold: its claim or its RELEASE was lost."""

@@ -151,6 +151,36 @@ def test_positions_go_with_the_heartbeat(partition: Partition, pair: tuple[Proce
         claim.commit(5)
 
 
+def test_position_whose_heartbeat_was_not_written_goes_with_the_next(
+    partition: Partition, pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The send buffer of the client may be full."""
+    first, second = pair
+    first.held().commit(5)
+    write, refused = first.channel.write, list[bytes]()
+
+    def refuse_once(value: bytes) -> None:
+        if not refused:
+            refused.append(value)
+            raise KafkaClientError("cannot write: Queue full; check the broker", code="_QUEUE_FULL", retriable=True)
+        write(value)
+
+    monkeypatch.setattr(first.channel, "write", refuse_once)
+    pass_time(partition, T, first, second)
+    assert (len(refused), second.session.world.resources["r"].position) == (1, 5)
+
+
+def test_position_that_was_not_read_back_does_not_count(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """Who goes on under the claim, or releases it, goes on from the old one."""
+    first, _ = pair
+    claim = first.held()
+    claim.commit(5)
+    first.channel.can_write = False
+    with pytest.raises(KafkaClientError, match="HEARTBEAT was not read back"):
+        claim.commit(10, timeout=0.001)
+    assert claim.position == 5
+
+
 def test_released_claim_is_over_at_once(partition: Partition, pair: tuple[Process, Process]) -> None:
     """Before the record is written; with its position."""
     first, second = pair
