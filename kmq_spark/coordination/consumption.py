@@ -306,12 +306,14 @@ class Consumption:
             if self._mode == "at-most-once":
                 try:
                     claim.claim_messages(batch.end)
-                except ClaimLostError:
+                except (ClaimLostError, KafkaClientError) as error:
                     if claim.is_held:
-                        # Refused while the claim stands, as in a pause of the group: fetched again.
+                        # Refused, as in a pause of the group, or not written, while the claim stands: fetched again.
                         self._client.incremental_unassign([TopicPartition(self._topic, partition)])
                         self._begin(partition, claim)
                         time.sleep(_POLL_S)
+                    if isinstance(error, KafkaClientError):
+                        raise
                     continue
                 self._commit_to_kafka(batch)
             else:
@@ -325,6 +327,7 @@ class Consumption:
             found = [] if first is None else [first, *self._client.consume(self._max_messages - 1, 0)]
         except KafkaException as error:
             raise client_error(error, f"cannot read {self._topic}") from error
+        lasting = None
         for message in found:
             failure, partition = message.error(), message.partition() or 0
             if failure is None:
@@ -332,7 +335,10 @@ class Consumption:
             elif failure.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
                 self._begin_at_first(partition, _offset_of(message))
             elif failure.fatal() or failure.name() in _LASTING:
-                raise client_error(failure, f"cannot read {self._topic}")
+                lasting = failure
+        if lasting is not None:
+            # After the loop: the client has moved past the messages behind the failure.
+            raise client_error(lasting, f"cannot read {self._topic}")
 
     def _look_after_claims(self) -> None:
         """Drop partitions whose claim is over, and see that each member gets its share."""

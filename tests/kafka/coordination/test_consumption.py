@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.coordination import Batch, Claim, Consumption, Coordinator
@@ -297,6 +297,77 @@ def test_batch_that_is_refused_while_its_claim_stands_is_fetched_again(
     monkeypatch.setattr(Claim, "claim_messages", refuse_twice)
     found = clicks.consume(clicks.member("a"), mode="at-most-once", max_messages=4)
     assert (found, len(refused)) == (list(range(0, 60, 3)), 2)
+
+
+def test_batch_whose_claim_could_not_be_written_is_fetched_again(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is retriable and the claim stands: whoever goes on gets every message."""
+    clicks.send(*range(0, 60, 3))
+    claim_messages, failed, found = Claim.claim_messages, list[int](), list[int]()
+
+    def fail_twice(claim: Claim, end: int, **options: Any) -> None:
+        if len(failed) < 2:
+            failed.append(end)
+            raise KafkaClientError("cannot write: Queue full; check the broker", code="_QUEUE_FULL", retriable=True)
+        claim_messages(claim, end, **options)
+
+    monkeypatch.setattr(Claim, "claim_messages", fail_twice)
+    with Consumption(clicks.member("a"), clicks.topic, mode="at-most-once", max_messages=4, idle=2) as batches:
+        for _ in range(3):
+            with contextlib.suppress(KafkaClientError):
+                found += [int(message.value() or b"") for batch in batches for message in batch]
+    assert (sorted(found), len(failed)) == (list(range(0, 60, 3)), 2)
+
+
+def test_messages_behind_a_failure_of_a_fetch_are_handed_out(clicks: Clicks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that may not be read is an error; the others, fetched with it, are not skipped."""
+
+    class Denied:
+        def error(self) -> KafkaError:
+            return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+        def partition(self) -> int:
+            return 1
+
+    clicks.send(*range(0, 60, 3))
+    found = list[int]()
+    with Consumption(clicks.member("a"), clicks.topic, max_messages=4, idle=2) as batches:
+        client = batches._client
+        failing = FailingOnce(client, Denied())
+        monkeypatch.setattr(batches, "_client", failing)
+        for _ in range(2):
+            with contextlib.suppress(KafkaClientError):
+                for batch in batches:
+                    found += [int(message.value() or b"") for message in batch]
+        monkeypatch.setattr(batches, "_client", client)
+    assert (sorted(found), failing.is_done) == (list(range(0, 60, 3)), True)
+
+
+class FailingOnce:
+    """A client whose first messages come behind a failure."""
+
+    def __init__(self, client: Consumer, failure: object) -> None:
+        self._client, self._failure, self.is_done = client, failure, False
+        self._held: list[Any] = []
+
+    def __getattr__(self, name: str) -> object:
+        """Pass on all else."""
+        return getattr(self._client, name)
+
+    def poll(self, timeout: float) -> object:
+        """Return the failure in place of the first message, which follows it."""
+        found = self._client.poll(timeout)
+        if found is None or self.is_done:
+            return found
+        self.is_done = True
+        self._held.append(found)
+        return self._failure
+
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        """Return the message that the failure came before, and what follows."""
+        held, self._held = self._held, []
+        return [*held, *self._client.consume(count - len(held), timeout)]
 
 
 def test_partitions_of_a_member_that_is_stuck_go_to_another(clicks: Clicks) -> None:
