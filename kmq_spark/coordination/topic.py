@@ -13,6 +13,7 @@ from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.settings import admin_config, make_client
 from kmq_spark.kafka.topic_rules import (
+    FITS_BATCHES,
     MIN_COORDINATION_RETENTION_MS,
     REQUIRED,
     replication_settings,
@@ -76,6 +77,7 @@ def create_coordination_topic(
     if not shape_of(admin, topic, bootstrap_servers, timeout_s).partitions:
         settings = {
             **REQUIRED["coordination"],
+            **FITS_BATCHES,
             **replication_settings(replicas_of_new(admin, replication_factor, timeout_s)),
             "retention.ms": str(retention_ms),
             # Kafka deletes whole segments: with its defaults, of a week or 1 GiB, retention would have no effect.

@@ -37,6 +37,9 @@ _KEPT_BY_TIME = {"retention.bytes": "-1"}
 
 _TIMED = {"message.timestamp.type": "LogAppendTime"}
 
+FITS_BATCHES = {"max.message.bytes": "1048588"}
+"""Kafka's default. The brokers compare whole batches of markers with it; a cluster's own may be smaller."""
+
 
 def wanted_settings(
     topics: QueueTopics, replication_factor: int, retention_ms: int, queue_bytes: int
@@ -48,7 +51,7 @@ def wanted_settings(
     kept = {"retention.ms": str(retention_ms)}
     wanted = {
         topics.queue_topic: {**common, **kept, "max.message.bytes": str(queue_bytes)},
-        topics.markers_topic: {**common, **kept},
+        topics.markers_topic: {**common, **kept, **FITS_BATCHES},
         # An operator must inspect a dead letter before it may be deleted. If a dead letter did not fit, redelivery
         # would stop.
         topics.dead_letter_topic: {
@@ -58,7 +61,7 @@ def wanted_settings(
         },
         # The END of a dead letter must be kept longer than the dead letter; otherwise the dead letter would be sent
         # again.
-        topics.redrive_topic: {**common, "retention.ms": "-1"},
+        topics.redrive_topic: {**common, "retention.ms": "-1", **FITS_BATCHES},
     }
     if not topics.subscription:  # the positions of producers belong to the queue
         wanted[topics.producers_topic] = {
@@ -66,6 +69,7 @@ def wanted_settings(
             # Compaction does not touch the newest segment, and a producer reads all of it at its start.
             "segment.bytes": str(POSITIONS_SEGMENT_BYTES),
             "min.cleanable.dirty.ratio": "0.1",
+            **FITS_BATCHES,
             **replication_settings(replication_factor),
         }
     return wanted

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
+from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.topics import check_queue, create_queue_topics, partition_count
@@ -72,6 +73,17 @@ def test_topics_have_no_limit_in_bytes_whatever_the_default_of_the_cluster_is(qu
     for future in admin.describe_configs([ConfigResource("topic", topic) for topic in topics]).values():
         entry = future.result(10)["retention.bytes"]
         assert (entry.value, entry.is_default) == ("-1", False)
+
+
+def test_topics_take_whole_batches_whatever_the_default_of_the_cluster_is(queue: Queue) -> None:
+    """With a smaller `message.max.bytes` of a cluster, STARTs and ENDs of a busy consumer would be refused."""
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    topics = [f"{queue.name}{suffix}" for suffix in ("", ".markers", ".dlq", ".dlq.markers", ".producers")]
+    topics.append(f"coordination-{queue.name}")
+    create_coordination_topic(queue.bootstrap_servers, topic=topics[-1], partitions=1, replication_factor=1)
+    for future in admin.describe_configs([ConfigResource("topic", topic) for topic in topics]).values():
+        entry = future.result(10)["max.message.bytes"]
+        assert (int(entry.value) >= 1_048_588, entry.is_default) == (True, False)
 
 
 def test_missing_queue_is_reported_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
