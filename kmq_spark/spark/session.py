@@ -70,6 +70,7 @@ def streaming_settings(state_partitions: int) -> dict[str, str]:
         # No batch without new markers: an idle queue costs nothing.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.timestampType": "TIMESTAMP_LTZ",
         # A query that waits for an unreachable broker may not react to `stop()`, which by default waits without limit.
         "spark.sql.streaming.stopTimeout": "15s",
         # Batches whose checkpoint files are kept for a restart: the default of 100 keeps more files than are needed.
@@ -111,6 +112,7 @@ def delta_settings(*, is_local: bool = True) -> dict[str, str]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # The ledger's days and displayed times are UTC.
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.timestampType": "TIMESTAMP_LTZ",
     }
     if is_local:
         settings |= {
