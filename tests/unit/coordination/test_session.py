@@ -341,7 +341,7 @@ def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: 
 
 def test_snapshot_of_a_newer_version_is_told_from_one_that_cannot_be_read() -> None:
     """Who takes the group for a new one instead has lost its tasks and positions."""
-    newer = coordination_pb2.World(version=99).SerializeToString()
+    newer = coordination_pb2.World(version=99).SerializeToString()  # type: ignore[arg-type]  # on purpose
     found = []
     for data in (newer, b"\xff"):
         log = GroupLog(GROUP, first_offset=4)
