@@ -12,6 +12,7 @@ import json
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +25,7 @@ from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted, instant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from kmq_spark.config import Reach
     from kmq_spark.dlq.redrive import RedriveSummary
@@ -94,24 +95,25 @@ def list_(
     """
     List the dead letters that are neither redriven nor purged, a partition after the other, oldest first.
 
-    Those named with --id are shown whole: reason, attempts, key, value, headers.
+    The table ends with the number of all of them, by reason, whatever --limit is. Those named with --id are shown
+    whole: reason, attempts, key, value, headers.
     """
     from kmq_spark.dlq.dead_letters import list_dead_letters
 
     chosen = wanted.chosen()
-    letters = list_dead_letters(name, **chosen, limit=limit, **connection.reach())
+    is_table = form is OutputForm.TABLE
+    # A table ends with the counts of all; rows for programs end at the limit. A limit below 1 is refused there.
+    read = None if is_table and limit and limit > 0 else limit
+    letters = list_dead_letters(name, **chosen, limit=read, **connection.reach())
     if wanted.ids:
         found = list(letters)
         _print_whole(found, form, max_bytes or 4096)
         _fail_if_missing([each for each in dict.fromkeys(wanted.ids) if each not in {one.id for one in found}], name)
         return
-    count = _print_letters(letters, form, max_bytes or 256)
-    if not count and form is OutputForm.TABLE:
-        typer.echo(f"no open dead letters of {name}" + (" that match" if any(chosen.values()) else ""), err=True)
-    if count == limit:
-        typer.echo(
-            f"stopped at {limit}; --limit shows more, `kmq dlq redrive {name} --all` counts all by reason", err=True
-        )
+    if is_table:
+        _print_letters(letters, name, limit, is_filtered=any(chosen.values()))
+    elif print_data(form, (as_json(each, max_bytes or 256) for each in letters)) == limit:
+        typer.echo(f"stopped at {limit}; --limit shows more", err=True)
 
 
 @command(app, "redrive")
@@ -231,24 +233,25 @@ def as_json(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
     }
 
 
-def _print_letters(letters: Iterable[DeadLetter], form: OutputForm, max_bytes: int) -> int:
-    """Print a list of dead letters; return their number."""
-    if form is not OutputForm.TABLE:
-        return print_data(form, (as_json(each, max_bytes) for each in letters))
-    rows = [
-        (
-            letter.id,
-            instant(letter.dead_at_ms),
-            _origin(letter) or "-",
-            str(letter.delivery_count),
-            shown(letter.key),
-            shown(letter.reason or letter.problem),
-        )
-        for letter in letters
-    ]
-    if rows:
-        typer.echo(rendered(table(("ID…", "DEAD AT…", "ORIGIN…", ">DELIVERIES", "KEY…24", "REASON"), rows)))
-    return len(rows)
+def _print_letters(letters: Iterator[DeadLetter], name: str, limit: int | None, *, is_filtered: bool) -> None:
+    """Print dead letters as a table up to the limit, then the number of all of them by reason."""
+    from kmq_spark.dlq.redrive import RedriveSummary
+
+    summary = RedriveSummary()
+    rows = []
+    for letter in islice(letters, limit):
+        summary.count(letter)
+        cells = (letter.id, instant(letter.dead_at_ms), _origin(letter) or "-", str(letter.delivery_count))
+        rows.append((*cells, shown(letter.key), shown(letter.reason or letter.problem)))
+    if not rows:
+        typer.echo(f"no open dead letters of {name}" + (" that match" if is_filtered else ""), err=True)
+        return
+    typer.echo(rendered(table(("ID…", "DEAD AT…", "ORIGIN…", ">DELIVERIES", "KEY…24", "REASON"), rows)))
+    for letter in letters:
+        summary.count(letter)
+    cut = f", {len(rows)} are shown; --limit shows more" if summary.done > len(rows) else ""
+    typer.echo(f"\n{counted(summary.done, 'dead letter')}{cut}")
+    _print_reasons(summary)
 
 
 def _origin(letter: DeadLetter) -> str | None:
@@ -289,8 +292,7 @@ def _print_summary(summary: RedriveSummary, said: str, topics: str, form: Output
         typer.echo(json.dumps({**{name: getattr(summary, name) for name in names}, "is_executed": is_done}))
         return
     typer.echo(f"{said} {counted(summary.done, 'dead letter')}, {topics}")
-    for reason, count in sorted(summary.by_reason.items(), key=lambda pair: -pair[1]):
-        typer.echo(f"  {count:>8}  {shown(reason) or '(no reason)'}")
+    _print_reasons(summary)
     if summary.done_before:
         typer.echo(f"done before: {summary.done_before}")
     if summary.left:
@@ -299,3 +301,8 @@ def _print_summary(summary: RedriveSummary, said: str, topics: str, form: Output
             typer.echo(f"  {name:>8}  {shown(why)}")
     if not is_done:
         typer.echo("nothing was written; add --execute to do it")
+
+
+def _print_reasons(summary: RedriveSummary) -> None:
+    for reason, count in sorted(summary.by_reason.items(), key=lambda pair: -pair[1]):
+        typer.echo(f"  {count:>8}  {shown(reason) or '(no reason)'}")

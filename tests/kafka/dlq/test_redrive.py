@@ -300,3 +300,15 @@ def test_commands_show_what_they_would_do_then_do_it(letters: Letters) -> None:
     assert missing.exit_code == 1
     assert "no open dead letter" in missing.stderr
     assert "no open dead letters of" in letters.kmq("list").stderr
+
+
+def test_list_ends_with_the_number_of_all_dead_letters_by_reason(letters: Letters) -> None:
+    letters.bury(b"a", reason="late")
+    letters.bury(b"b", b"c", reason="no such customer", partition=1)
+    whole = letters.kmq("list", "--limit", "2").stdout.splitlines()
+    assert [line.split()[0] for line in whole[:3]] == ["ID", "0:0", "1:0"]
+    assert whole[3:] == [
+        "", "3 dead letters, 2 are shown; --limit shows more", "         2  no such customer", "         1  late",
+    ]  # fmt: skip
+    assert letters.kmq("list", "--reason", "late").stdout.splitlines()[2:] == ["", "1 dead letter", "         1  late"]
+    assert len(json.loads(letters.kmq("list", "--limit", "2", "-o", "json").stdout)) == 2
