@@ -580,9 +580,9 @@ def handle_batch(
 
 
 def _log_failure(given: Message | Batch, error: Exception, policy: FailurePolicy) -> None:
-    named, extra = repr(given), {"action": "handler_failed"}
+    first = given[0] if isinstance(given, Batch) else given
+    named, extra = repr(given), {"action": "handler_failed", "origin": first.origin.text}
     if isinstance(given, Message):
-        extra["origin"] = given.origin.text
         named = f"message {given.origin.text}, key {one_line(repr(given.key))[:100]}, delivery {given.delivery_count}"
     settled = policy.settled(error)
     if settled.verb is Verb.REJECT:
@@ -602,7 +602,8 @@ def _fail(batch: Batch, failures: Failures, policy: FailurePolicy) -> dict[Verb,
         index, reason = next(iter(failures.items()))
         logger.warning(
             "handler failed %d of %d message(s) of a batch, the first is %r: %r",
-            len(failures), len(batch), batch[index], reason, extra={"action": "handler_failed"},
+            len(failures), len(batch), batch[index], reason,
+            extra={"action": "handler_failed", "origin": batch[index].origin.text},
         )  # fmt: skip
     return found
 

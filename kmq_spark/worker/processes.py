@@ -226,7 +226,8 @@ class HandlerProcesses:
             if not self._is_closed:
                 what = repr(batch) if self._start.is_batch else repr(batch[0])
                 # Without a traceback, which would be ours.
-                logger.error("%s; it was handling %s", over, what, extra={"action": "handler_process_ended"})  # noqa: TRY400
+                more = {"action": "handler_process_ended", "origin": batch[0].origin.text}
+                logger.error("%s; it was handling %s", over, what, extra=more)  # noqa: TRY400
                 raise
             outcome = None
         if outcome is None or outcome.refused:
