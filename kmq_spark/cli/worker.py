@@ -51,7 +51,7 @@ def worker(
     It is imported from the current folder or from what is installed. A stop waits 20 s for running handlers and gives
     the rest back. Exit code 0: stopped; 1: the run failed; 2: the handler or a setting is wrong.
     """
-    set_up_logs()
+    set_up_logs(queue=name)
     settings = connection.settings(
         metrics={"port": metrics_port},
         worker={"concurrency": concurrency, "processes": processes, "batch": batch, "health_port": health_port},

@@ -52,7 +52,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., R]], Callabl
             try:
                 return spreading(**options)
             except KmqError as error:
-                typer.echo(f"kmq: {error}", err=True)
+                typer.echo(_error_line(str(error)), err=True)
                 raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED) from None
             except BrokenPipeError:
                 # The reader of stdout has closed it. Redirect it, so that the interpreter's flush at exit works.
@@ -67,7 +67,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., R]], Callabl
 
 def fail(text: str) -> typer.Exit:
     """Print one line on stderr; return what ends the command with exit code 1."""
-    typer.echo(f"kmq: {text}", err=True)
+    typer.echo(_error_line(text), err=True)
     return typer.Exit(EXIT_FAILED)
 
 
@@ -81,6 +81,11 @@ class JsonLines(logging.Formatter):
 
     _ours = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
+    def __init__(self, queue: str = "") -> None:
+        """*queue*: that of each event, in a process of one queue."""
+        super().__init__()
+        self._more = {"queue": queue} if queue else {}
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line: dict[str, Any] = {
@@ -89,14 +94,21 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in self._ours}
+        line |= self._more | {name: value for name, value in vars(record).items() if name not in self._ours}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
-def set_up_logs(level: str = "INFO") -> None:
-    """Write logs to stderr, one line an event; `--log-level` goes before *level*."""
+def _error_line(error: str) -> str:
+    if options.given.log_format is LogFormat.TEXT:
+        return f"kmq: {error}"
+    line = {"name": "kmq", "levelname": "ERROR", "msg": error, "action": "failed"}
+    return JsonLines().format(logging.makeLogRecord(line))
+
+
+def set_up_logs(level: str = "INFO", queue: str = "") -> None:
+    """Write logs to stderr, one line an event; `--log-level` goes before *level*; *queue*: the only one."""
     logging.basicConfig(
         level=options.given.log_level or level,
         stream=sys.stderr,
@@ -107,7 +119,7 @@ def set_up_logs(level: str = "INFO") -> None:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         if options.given.log_format is LogFormat.JSON:
-            handler.setFormatter(JsonLines())
+            handler.setFormatter(JsonLines(queue))
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
 
 

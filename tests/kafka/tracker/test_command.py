@@ -34,6 +34,9 @@ What a Python worker of Spark prints whose task is cut short; only where the que
 It is killed soon after, so these words may themselves be cut short, and are the last ones then.
 """
 
+JAVAS_LINE = "WARNING: Using incubator modules: jdk.incubator.vector"
+"""What a JVM prints that Spark starts, before its log begins."""
+
 NOISE = ("Traceback", "\tat ", "py4j", "StreamingQueryException", "Exception in thread", "[Stage ")
 
 
@@ -119,7 +122,7 @@ def test_queue_without_its_topics_is_named_and_the_others_are_tracked(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
     queue.send("a")
-    tracker = start("nope", *arguments_of(queue, tmp_path / "checkpoint"))
+    tracker = start("nope", *arguments_of(queue, tmp_path / "checkpoint", "--log-format", "json"))
     tracker.wait_ready()
     assert "tracker of nope has ended, the others go on: queue 'nope' is not set up correctly" in tracker.errors()
     with consumer_of(queue, lease=1, max_lease=1) as consumer:
@@ -128,6 +131,10 @@ def test_queue_without_its_topics_is_named_and_the_others_are_tracked(
     tracker.process.terminate()
     exit_code, _ = tracker.wait_end()
     assert exit_code == 1
+    lines = [json.loads(line) for line in tracker.errors().splitlines() if line != JAVAS_LINE]
+    assert all(line.keys() >= {"time", "level", "message"} for line in lines), lines
+    found = {(line.get("action"), line.get("queue")) for line in lines}
+    assert found >= {("ready", queue.name), ("redelivered", queue.name), ("failed", None)}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -160,7 +161,8 @@ def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Qu
     # Long enough that a loaded machine renews it; the message that hangs waits for the second.
     limits = {"KMQ_WORKER__LEASE": "10", "KMQ_WORKER__MAX_LEASE": "20"}
     port = free_port()
-    worker = Worker(queue, tmp_path, "odd", "--processes", "3", "--metrics-port", port, **limits)
+    options = "--processes", "3", "--metrics-port", port, "--log-format", "json"
+    worker = Worker(queue, tmp_path, "odd", *options, **limits)
 
     def is_done() -> bool:
         track(queue)
@@ -184,6 +186,14 @@ def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Qu
         (b"by-hand", "broken"),
     }
     assert (tmp_path / "output").read_bytes() == b"x" * 5_000_000 + b"\n"
+    said = [json.loads(line) for line in worker.log.read_text().splitlines() if not line.startswith("yyy")]
+    assert all(line.keys() >= {"time", "level", "message"} for line in said), said
+    assert {line["queue"] for line in said} == {queue.name}
+    failed = {(line["action"], line["origin"]) for line in said if "origin" in line}
+    assert failed == {
+        *(("handler_process_ended", f"0:{offset}") for offset in range(4)),
+        *(("handler_failed", f"0:{offset}") for offset in (4, 5, 6)),
+    }
 
 
 def test_batch_that_kills_its_process_is_handled_one_by_one(queue: Queue, tmp_path: Path) -> None:
