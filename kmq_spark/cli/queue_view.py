@@ -90,13 +90,20 @@ def _row(queue: str, settings: Settings) -> dict[str, Any]:
         ),
         "dead_letters": view.dead_letters.count,
         "tracker_lag": view.tracker.unread.count if view.tracker.positions else None,
-        "rules": f"version {stored.version}" if stored is not None else "default",
+        "rules_version": stored.version if stored is not None else None,
     }
 
 
 def _queues(rows: list[dict[str, Any]]) -> Table:
     heads = ("QUEUE", ">PARTITIONS", ">READY", ">CONSUMERS", ">DEAD LETTERS", ">TRACKER LAG", "RULES")
-    return table(heads, [["never ran" if value is None else str(value) for value in row.values()] for row in rows])
+    rules = ["default" if row["rules_version"] is None else f"version {row['rules_version']}" for row in rows]
+    return table(
+        heads,
+        [
+            [*["never ran" if cell is None else str(cell) for cell in row.values()][:-1], text]
+            for row, text in zip(rows, rules, strict=True)
+        ],
+    )
 
 
 def _held(inspector: QueueInspector, settings: Settings, limit: int) -> Iterator[dict[str, Any]]:

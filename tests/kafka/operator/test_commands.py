@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -115,7 +116,8 @@ def test_logical_queues_are_counted_by_their_own_groups_and_named_where_nobody_r
     queue.send("lost", logical_queue="emial")
     assert kmq(servers, "receive", name, "--logical-queue", "emails", "-n", "2").stdout == "a\nb\n"
     (row,) = (row for row in json.loads(kmq(servers, "queue", "list", "-o", "json").stdout) if row["queue"] == name)
-    assert row["ready"] == 2
+    assert (row["ready"], row["rules_version"]) == (2, None)
+    assert re.search(rf"{name} .* never ran +default", kmq(servers, "queue", "list").stdout)
     rows = json.loads(kmq(servers, "queue", "peek", name, "--ready", "-o", "json").stdout)
     assert [(row["value"], row["logical_queue"]) for row in rows] == [("c", "emails"), ("lost", "emial")]
     with consumer_of(queue, logical_queue="emails") as consumer:
