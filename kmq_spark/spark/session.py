@@ -48,8 +48,12 @@ DRIVER_OPTIONS = f"-Xss16m -XX:+UseSerialGC {_QUICK_START} {_LOG_FLAG}"
 """Options of the driver's Java in local mode."""
 
 
-def streaming_settings(state_partitions: int) -> dict[str, str]:
-    """Return the SQL settings of every tracker query."""
+LOOK_MS, LONGEST_LOOK_MS = 10, 500
+"""How long an idle query waits until it looks again, for each query of the process; and at most, milliseconds."""
+
+
+def streaming_settings(state_partitions: int, queries: int = 1) -> dict[str, str]:
+    """Return the SQL settings of every tracker query; of *queries* in this process."""
     return {
         "spark.sql.shuffle.partitions": str(state_partitions),
         # Spark disables adaptive execution for stateful queries anyway. The explicit setting guarantees that the number
@@ -69,6 +73,8 @@ def streaming_settings(state_partitions: int) -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
         # No batch without new markers: an idle queue costs nothing.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        # Each look for new markers asks the broker. So all queries together look a hundred times a second.
+        "spark.sql.streaming.pollingDelay": f"{min(LOOK_MS * max(1, queries), LONGEST_LOOK_MS)}ms",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.timestampType": "TIMESTAMP_LTZ",
         # A query that waits for an unreachable broker may not react to `stop()`, which by default waits without limit.

@@ -216,7 +216,7 @@ class QueueTracker(RestartedQuery):
     def _start_query(self, topics: QueueTopics, resume: ResumePoint, deliver: BatchFunction) -> StreamingQuery:
         tracker, kafka = self._settings.tracker, self._settings.kafka
         files = local_checkpoint_settings(tracker.checkpoint_dir, self._spark)
-        for key, value in (streaming_settings(tracker.state_partitions) | files).items():
+        for key, value in (streaming_settings(tracker.state_partitions, len(tracker.queues)) | files).items():
             self._spark.conf.set(key, value)
         source = MarkersSource(
             bootstrap_servers=kafka.bootstrap_servers,
