@@ -55,10 +55,19 @@ def send_and_read(cluster: EmbeddedCluster, value: bytes, user: str = "") -> byt
         reader.assign([TopicPartition(TOPIC, 0, offsets[0])])
         message = reader.poll(COMES_S)
         assert message is not None
-        reader.commit(offsets=[TopicPartition(TOPIC, 0, offsets[0] + 1)], asynchronous=False)
+        assert wait_until(lambda: commits(reader, message.offset() or 0))
         return message.value()
     finally:
         reader.close()
+
+
+def commits(reader: Consumer, offset: int) -> bool:
+    """Commit past an offset; return whether the group's coordinator, which may just be elected, took it."""
+    try:
+        reader.commit(offsets=[TopicPartition(TOPIC, 0, offset + 1)], asynchronous=False)
+    except KafkaException:
+        return False
+    return True
 
 
 def test_cluster_works_while_each_broker_in_turn_is_away() -> None:

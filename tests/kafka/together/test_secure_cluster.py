@@ -27,11 +27,16 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 QUEUE = "orders"
 HOLDS = """
 import sys, time
-from kmq_spark import QueueConsumer, read_client_properties
+from kmq_spark import KafkaClientError, QueueConsumer, read_client_properties
 
 with QueueConsumer(sys.argv[1], **read_client_properties(sys.argv[2]), lease=3, max_lease=3) as consumer:
-    while not (messages := consumer.receive(1, timeout=5)):
-        pass
+    messages = []
+    while not messages:
+        try:
+            messages = consumer.receive(1, timeout=5)
+        except KafkaClientError as error:
+            if not error.retriable:
+                raise
     print(messages[0].value.decode(), messages[0].delivery_count, flush=True)
     time.sleep(3_600)
 """
