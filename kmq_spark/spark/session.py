@@ -73,7 +73,7 @@ def streaming_settings(state_partitions: int, queries: int = 1) -> dict[str, str
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
         # No batch without new markers: an idle queue costs nothing.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        # Each look for new markers asks the broker. So all queries together look a hundred times a second.
+        # Each look for new markers asks the broker. Up to 50 queries together look as often as one: 100 times a second.
         "spark.sql.streaming.pollingDelay": f"{min(LOOK_MS * max(1, queries), LONGEST_LOOK_MS)}ms",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.timestampType": "TIMESTAMP_LTZ",

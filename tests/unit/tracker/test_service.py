@@ -7,6 +7,7 @@ import resource
 import pytest
 
 from kmq_spark.errors import SetupError
+from kmq_spark.spark.session import streaming_settings
 from kmq_spark.tracker.service import allow_open_files
 
 
@@ -36,3 +37,9 @@ def test_more_queues_than_the_system_allows_are_refused_with_the_number(limits: 
     limits[:] = [1_024, resource.RLIM_INFINITY]
     allow_open_files(100)
     assert limits == [8_150, resource.RLIM_INFINITY]
+
+
+@pytest.mark.parametrize(("queues", "delay"), [(0, "10ms"), (1, "10ms"), (20, "200ms"), (80, "500ms")])
+def test_queries_of_a_process_look_for_markers_the_less_often_the_more_they_are(queues: int, delay: str) -> None:
+    """Each look asks the broker: 50 that looked a hundred times a second each kept more than a core busy."""
+    assert streaming_settings(2, queues)["spark.sql.streaming.pollingDelay"] == delay
