@@ -585,7 +585,9 @@ def _log_failure(given: Message | Batch, error: Exception, policy: FailurePolicy
     if isinstance(given, Message):
         named = f"message {given.origin.text}, key {one_line(repr(given.key))[:100]}, delivery {given.delivery_count}"
     settled = policy.settled(error)
-    if settled.verb is Verb.REJECT:
+    if isinstance(given, Message) and given.is_settled:
+        then = "settled before, and stays so"
+    elif settled.verb is Verb.REJECT:
         then = "a dead letter now"
     else:
         delay = f"in {settled.delay_ms / 1000:g} s" if settled.delay_ms else "as the queue's rules say"

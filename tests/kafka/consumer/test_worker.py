@@ -86,6 +86,19 @@ def test_handler_that_raises_is_logged_and_its_message_released_later(
     assert (release.marker.release, release.marker.reason) == (Release.FAILED, "RuntimeError: no database")
 
 
+def test_failure_after_the_ack_does_not_say_that_the_message_comes_again(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send("a")
+
+    def handler(message: Message) -> None:
+        message.ack()
+        raise RuntimeError("too late")
+
+    assert run(queue, handler, 1, concurrency=1).acked == 1
+    assert "handler failed for message 0:0, key None, delivery 1 (settled before, and stays so)" in caplog.text
+
+
 def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example while a host name cannot be resolved: messages that were started before are handed out."""
     monkeypatch.setattr(worker, "MAX_FETCH", 20)
