@@ -302,7 +302,7 @@ def test_batch_that_is_refused_while_its_claim_stands_is_fetched_again(
 def test_batch_whose_claim_could_not_be_written_is_fetched_again(
     clicks: Clicks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is retriable and the claim stands: whoever goes on gets every message."""
+    """A caller that goes on after the error gets every message."""
     clicks.send(*range(0, 60, 3))
     claim_messages, failed, found = Claim.claim_messages, list[int](), list[int]()
 
