@@ -30,7 +30,7 @@ from kmq_spark import (
 )
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.wire.headers import DLQ_MESSAGE
-from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, track
+from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, track, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -263,6 +263,8 @@ def test_ten_thousand_handlers_wait_at_once_and_lose_nothing_when_their_process_
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "all wait\n"
+        # Until 50 ms after its START a batch may be uncommitted; a kill within them repeats it.
+        assert wait_until(lambda: sum(queue.committed().values()) == WAITING)
         process.send_signal(number)
         assert process.wait(COMES_S) == (0 if number is signal.SIGTERM else -number)
     if number is signal.SIGKILL:
