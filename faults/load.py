@@ -107,7 +107,8 @@ class Sender(threading.Thread):
 
     def _report(self, name: str, place: MessageId | None, error: KmqError | None) -> None:
         if error is None:
-            self._events.write("sent", id=name, place=place)
+            is_known = place is not None and place.message_offset >= 0
+            self._events.write("sent", id=name, place=place if is_known else None)
         else:
             self._events.write("send_failed", id=name, error=str(error))
 

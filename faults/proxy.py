@@ -113,41 +113,41 @@ class Proxy:
         self._writers.add(there[1])
         connection = Connection()
         await asyncio.gather(
-            self._pass(reader, there[1], partial(self._is_passed, connection)),
-            self._pass(there[0], writer, partial(self._is_answered, connection)),
+            self._pass(reader, there[1], partial(self._request, connection)),
+            self._pass(there[0], writer, partial(self._answer, connection)),
         )
         self._writers -= {writer, there[1]}
 
-    def _is_passed(self, connection: Connection, request: bytes) -> bool:
-        """Return whether a request is passed on: kind, version, number, each in two bytes but the number, and more."""
+    def _request(self, connection: Connection, request: bytes) -> bytes:
+        """Return what is passed on of a request (kind, version, number, each in two bytes but the number, and more)."""
         if int.from_bytes(request[:2]) == self._losing and not connection.losing:
             self._losing, connection.losing = -1, request[4:8]
-        return True
+        return request
 
-    def _is_answered(self, connection: Connection, answer: bytes) -> bool:
-        """Return whether an answer is passed on: the number of its request, and more."""
+    def _answer(self, connection: Connection, answer: bytes) -> bytes:
+        """Return what is passed on of an answer (the number of its request, and more); nothing ends the connection."""
         is_lost = answer[:4] == connection.losing
         self.lost_count += is_lost
-        return not is_lost
+        return b"" if is_lost else answer
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_passed: Callable[[bytes], bool]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passed: Callable[[bytes], bytes]
     ) -> None:
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_FRAMES)
-        await asyncio.gather(self._receive(reader, waiting, is_passed), self._send(waiting, writer))
+        await asyncio.gather(self._receive(reader, waiting, passed), self._send(waiting, writer))
 
     async def _receive(
         self,
         reader: asyncio.StreamReader,
         waiting: asyncio.Queue[tuple[float, bytes]],
-        is_passed: Callable[[bytes], bool],
+        passed: Callable[[bytes], bytes],
     ) -> None:
         """Queue each frame with the time at which it is due; an empty one is the end of the stream."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 size = await reader.readexactly(4)
-                frame = await reader.readexactly(int.from_bytes(size))
-                if not is_passed(frame):
+                frame = passed(await reader.readexactly(int.from_bytes(size)))
+                if not frame:
                     break
                 await waiting.put((self._loop.time() + self._delay_s, size + frame))
         await waiting.put((self._loop.time() + self._delay_s, b""))

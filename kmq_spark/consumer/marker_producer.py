@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.records import place_of
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.pauses import RateLimit
 from kmq_spark.wire.codec import encode_marker
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOG_APPEND_TIME = 2
 """Timestamp type `LogAppendTime`, set by the broker. Any other type is from this host's clock and must not be used."""
 
 RETRY_PAUSE_S = 0.2
@@ -197,22 +197,19 @@ class MarkerProducer:
 
     def _on_delivery(self, pending: _Pending, error: KafkaError | None, record: Message | None = None) -> None:
         if error is None:
-            if record is not None:
-                self._note_offset(record)
-            kind, at_ms = record.timestamp() if record is not None and pending.on_report is not None else (0, 0)
-            self._report(pending, self._lost, at_ms if kind == _LOG_APPEND_TIME else 0)
+            place = None if record is None else place_of(record)
+            if record is not None and place is not None:
+                self._note_offset(record.partition() or 0, place[0])
+            self._report(pending, self._lost, 0 if place is None else place[1])
             return
         if error.fatal() or error.name() == "_FATAL":
             self._is_broken = True
         self._report(pending, client_error(error, f"cannot write a marker to {self._topic}"))
 
-    def _note_offset(self, record: Message) -> None:
-        partition: Any = record.partition()
-        offset: Any = record.offset()
+    def _note_offset(self, partition: int, offset: int) -> None:
         last = self._last_offsets.get(partition, -1)
         self._last_offsets[partition] = offset
-        # The client does not know the offset of a marker that it has sent twice: -1.
-        if 0 <= offset <= last:
+        if offset <= last:
             self.give_up(
                 TopicError(
                     f"{self._topic} was deleted and created again: got offset {offset} in partition {partition} for a "

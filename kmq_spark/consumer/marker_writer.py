@@ -153,15 +153,17 @@ class MarkerWriter:
     def _run(self) -> None:
         while not self._stopping.is_set():
             began_at = now_s()
-            try:
-                self._round(began_at)
-            except Exception:
-                # The thread must not end: without it no END is written, and every message is redelivered.
-                logger.exception("cannot write markers", extra={"action": "marker_round_failed"})
-            with self._round_done:
-                self._rounds += 1
-                self._round_done.notify_all()
-            self._serve_until_next_round(began_at)
+            for step in (self._round, self._count_round, self._serve_until_next_round):
+                try:
+                    step(began_at)
+                except Exception:
+                    # The thread must not end: without it no END is written, and every message is redelivered.
+                    logger.exception("cannot write markers", extra={"action": "marker_round_failed"})
+
+    def _count_round(self, _began_at: float) -> None:
+        with self._round_done:
+            self._rounds += 1
+            self._round_done.notify_all()
 
     def _round(self, now: float) -> None:
         waiting = set() if self._flushing else self._producer.waiting_partitions()

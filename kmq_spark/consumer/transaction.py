@@ -41,7 +41,7 @@ from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import REFUSED, client_error
 from kmq_spark.kafka.clock import now_s
 from kmq_spark.kafka.log_reader import read_committed
-from kmq_spark.kafka.records import OutgoingRecord
+from kmq_spark.kafka.records import OutgoingRecord, place_of
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import partition_count
 from kmq_spark.kafka.transaction import TransactionalProducer
@@ -213,6 +213,7 @@ class _Commit:
         self.results = transaction.results
         self.leases: list[tuple[Lease, list[Message]]] = []
         self.written_at: tuple[int, int] | None = None
+        self.is_placed = True
         self.appended_at_ms: dict[int, int] = {}
         self.rejected: KafkaError | None = None
         self.rejected_record = ""
@@ -220,7 +221,7 @@ class _Commit:
 
     def begin(self) -> None:
         """Note when an attempt begins, by both clocks; the broker's was read with the last START or KEEPALIVE."""
-        self.is_committing, self.written_at, self.began_at = False, None, now_s()
+        self.is_committing, self.written_at, self.is_placed, self.began_at = False, None, True, now_s()
         self.began_at_ms = max([each.ends_at_ms - round(each.duration_s * 1000) for each, _ in self.leases], default=0)
         self.appended_at_ms.clear()
 
@@ -260,8 +261,13 @@ class _Commit:
     def note_marker(self, error: KafkaError | None, sent: KafkaMessage) -> None:
         """Store the place of a marker of this transaction, from its delivery report."""
         if error is None:
-            self.written_at = partition, _ = sent.partition() or 0, sent.offset() or 0
-            self.appended_at_ms[partition] = max(self.appended_at_ms.get(partition, 0), sent.timestamp()[1])
+            partition, place = sent.partition() or 0, place_of(sent)
+            if place is None:
+                self.is_placed = False
+                return
+            offset, appended_at_ms = place
+            self.written_at = partition, offset
+            self.appended_at_ms[partition] = max(self.appended_at_ms.get(partition, 0), appended_at_ms)
 
     def clear_leases(self) -> None:
         """The transaction is committed: clear the leases, so that no message is held."""
@@ -419,6 +425,10 @@ class ResultTransactions:
 
         def check() -> None:
             commit.check_leases()
+            if not commit.is_placed:
+                # Whether a lease had run out, and later the outcome, could not be told.
+                message = f"cannot commit to {self._markers_topic}: the broker did not say the place of a marker"
+                raise KafkaClientError(message, code="_NO_OFFSET", retriable=True)
             failpoint("consumer.tx-before-commit")
             commit.is_committing = True
 
@@ -514,10 +524,13 @@ class ResultTransactions:
         own: Future[tuple[int, int]] = Future()
 
         def report(error: KafkaError | None, sent: KafkaMessage) -> None:
-            if error is None:
-                own.set_result((sent.offset() or 0, sent.timestamp()[1]))
-            else:
+            if error is not None:
                 own.set_exception(client_error(error, f"cannot write to {self._markers_topic}"))
+            elif (place := place_of(sent)) is not None:
+                own.set_result(place)
+            else:
+                message = f"cannot read {self._markers_topic}: the broker did not say the place of a marker"
+                own.set_exception(KafkaClientError(message, code="_NO_OFFSET", retriable=True))
 
         try:
             tick = encode_marker(Marker(MarkerType.TICK))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from confluent_kafka import Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from kmq_spark.wire.headers import header_bytes
 
@@ -28,6 +28,18 @@ class OutgoingRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers
+
+
+def place_of(report: Message) -> tuple[int, int] | None:
+    """
+    Return offset and append time of a durable record of a topic with `LogAppendTime`; None if the broker said neither.
+
+    A leader that knows only that it has the batch, as after an election, says neither. The first record of the batch
+    then has no offset in its report, and librdkafka counts from -1 for the others.
+    """
+    kind, appended_at_ms = report.timestamp()
+    offset = report.offset()
+    return None if offset is None or kind != TIMESTAMP_LOG_APPEND_TIME else (offset, appended_at_ms)
 
 
 def headers_of(message: Message) -> Headers:

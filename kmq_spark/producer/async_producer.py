@@ -74,7 +74,7 @@ class AsyncQueueProducer:
 
     async def send(self, value: Any, **arguments: Unpack[SendArguments]) -> MessageId:  # noqa: ANN401  # as `QueueProducer`
         """
-        Send a message, as `QueueProducer.send`; return its id when it is durable.
+        Send a message, as `QueueProducer.send`; return its id when it is durable, with offset -1 if that is unknown.
 
         A cancelled call may have sent it.
 

@@ -131,6 +131,7 @@ class QueueProducer:
             self._serialize = partial(serialized, serializer, self._topic)
         self._forks = _forks
         self._errors: list[KmqError] = []
+        self._last_offsets: dict[int, int] = {}
         self._sent_count = 0
         self._is_closed = self._is_resting = self._is_busy = False
         self._awake = threading.Event()
@@ -195,7 +196,8 @@ class QueueProducer:
             partition: Queue partition. By default the key selects it; without a key it is random.
             on_delivery: Called once, in the thread of a later call or in the producer's own thread, as
                 `on_delivery(message_id, None)` or `on_delivery(None, error)`. Without it, the next call raises the
-                error.
+                error. The id has offset -1 where the broker has the message and did not say its place, as after an
+                election.
             logical_queue: Only consumers of this logical queue receive the message; 1 to 200 characters of A-Z a-z 0-9
                 . _ -.
             delay: Time after the append time before the message is delivered, seconds or a timedelta; 0 means no delay.
@@ -223,7 +225,9 @@ class QueueProducer:
             pairs = self._options.headers(
                 self._topic, headers, logical_queue=logical_queue, delay=delay, at=at, ttl=ttl
             )  # fmt: skip
-        report = self._on_report if on_delivery is None else _DeliveryReport(on_delivery, self._topic)
+        report = (
+            self._on_report if on_delivery is None else _DeliveryReport(on_delivery, self._topic, self._last_offsets)
+        )
         if partition is None:
             # The client sends all of 10 ms to one partition. That makes large batches of much, but of a few messages
             # one worker would do all.
@@ -381,21 +385,30 @@ def _send_the_rest(producer: Producer, topic: str, errors: list[KmqError], forks
 class _DeliveryReport:
     """Delivery report of one message, passed to the callback of its sender."""
 
-    __slots__ = ("_on_delivery", "_topic")
+    __slots__ = ("_last_offsets", "_on_delivery", "_topic")
 
-    def __init__(self, on_delivery: OnDelivery, topic: str) -> None:
+    def __init__(self, on_delivery: OnDelivery, topic: str, last_offsets: dict[int, int]) -> None:
         self._on_delivery = on_delivery
         self._topic = topic
+        self._last_offsets = last_offsets
 
     def __call__(self, error: KafkaError | None, record: Message) -> None:
         try:
             if error is not None:
                 self._on_delivery(None, client_error(error, f"cannot send to {self._topic}"))
             else:
-                self._on_delivery(MessageId(record.partition() or 0, record.offset() or 0), None)
+                self._on_delivery(self._id_of(record), None)
         except Exception:
             # Uncaught, it would be raised in the call that serves the report, which may be for another message.
             logger.exception("delivery callback raised an exception", extra={"action": "callback_failed"})
+
+    def _id_of(self, record: Message) -> MessageId:
+        partition, offset = record.partition() or 0, record.offset()
+        # See `records.place_of`. Offsets of one producer ascend.
+        if offset is None or offset <= self._last_offsets.get(partition, -1):
+            return MessageId(partition, -1)
+        self._last_offsets[partition] = offset
+        return MessageId(partition, offset)
 
 
 def check_process(forks: int) -> None:

@@ -31,6 +31,7 @@ from kmq_spark.core.clock import LONGEST_STEP_MS
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.records import place_of
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.pauses import RateLimit
 from kmq_spark.wire.codec import encode_marker
@@ -369,15 +370,17 @@ class Ticker(threading.Thread):
             self._request_tick(tick.partition())
             self._warn(error)
             return
-        _, appended_at_ms = tick.timestamp()
+        place = place_of(tick)
         with self._ticked:
             ticks = self._partitions.get(tick.partition() or 0)
             if ticks is not None:
-                # The broker appended between send and report. The midpoint is wrong by half a round trip at most.
-                ticks.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
-                ticks.newest_tick = max(ticks.newest_tick, tick.offset() or 0)
-                if ticks.newest_tick >= ticks.read_to:
-                    ticks.unread_since_s = ticks.unread_since_s or time.monotonic()
+                if place is not None:
+                    offset, appended_at_ms = place
+                    # The broker appended between send and report. The midpoint is wrong by half a round trip at most.
+                    ticks.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
+                    ticks.newest_tick = max(ticks.newest_tick, offset)
+                    if ticks.newest_tick >= ticks.read_to:
+                        ticks.unread_since_s = ticks.unread_since_s or time.monotonic()
                 ticks.wanted_since_s = None
             self._ticked.notify_all()
         self._reported_partitions.add(tick.partition() or 0)

@@ -35,9 +35,9 @@ class CoordinatorProxy(Proxy):
 
     hides_coordinator = False
 
-    def _is_passed(self, connection: Connection, request: bytes) -> bool:
+    def _request(self, connection: Connection, request: bytes) -> bytes:
         is_hidden = self.hides_coordinator and int.from_bytes(request[:2]) in {FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP}
-        return not is_hidden and super()._is_passed(connection, request)
+        return b"" if is_hidden else super()._request(connection, request)
 
 
 @pytest.fixture(scope="module")
