@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
-from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.client_errors import client_error, serve_reports
 from kmq_spark.kafka.records import place_of
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.pauses import RateLimit
@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-"""Timestamp type `LogAppendTime`, set by the broker. Any other type is from this host's clock and must not be used."""
-
-RETRY_PAUSE_S = 0.2
-"""Pause before failed markers are resent. The client has already retried for `delivery.timeout.ms`."""
+RETRY_PAUSE_S, REPLACE_PAUSE_S = 0.2, 1.0
+"""Pause before failed markers are resent (the client has retried for `delivery.timeout.ms`); between two clients."""
 
 RESENT_LOG_S = 10.0
 """Minimum time between two log lines about resent markers: as long as the client retries, `delivery.timeout.ms`."""
@@ -78,9 +76,10 @@ class MarkerProducer:
         self._unreported: dict[int, int] = {}
         self._failed: deque[_Pending] = deque()
         self._errors: list[KmqError] = []
-        self._retry_at = 0.0
+        self._retry_at = self._replace_at = 0.0
         self._resent_log_limit = RateLimit(RESENT_LOG_S)
         self._is_broken = False
+        self._fatal: KafkaError | None = None
         self._last_offsets: dict[int, int] = {}
         self._lost: TopicError | None = None
 
@@ -119,8 +118,8 @@ class MarkerProducer:
 
     def serve(self, timeout: float) -> None:
         """Serve delivery reports for at most *timeout* seconds, then resend failed markers."""
-        self._producer.poll(timeout)
-        if self._is_broken:
+        serve_reports(self._producer.poll, timeout, self._note_fatal)
+        if self._is_broken and time.monotonic() >= self._replace_at:
             self._replace()
         if self._failed and time.monotonic() >= self._retry_at:
             if self._resent_log_limit.allows():
@@ -204,7 +203,7 @@ class MarkerProducer:
             return
         if error.fatal() or error.name() == "_FATAL":
             self._is_broken = True
-        self._report(pending, client_error(error, f"cannot write a marker to {self._topic}"))
+        self._report(pending, client_error(self._fatal or error, f"cannot write a marker to {self._topic}"))
 
     def _note_offset(self, partition: int, offset: int) -> None:
         last = self._last_offsets.get(partition, -1)
@@ -233,10 +232,14 @@ class MarkerProducer:
                 self._errors.append(error)
             self._lock.notify_all()
 
+    def _note_fatal(self, error: KafkaError) -> None:
+        self._is_broken, self._fatal = True, error
+
     def _replace(self) -> None:
         """Replace the client after a fatal error. The old client's flush reports its undelivered markers as failed."""
         logger.warning("the marker producer had a fatal error and is replaced", extra={"action": "producer_replaced"})
         old, self._producer = self._producer, make_client(Producer, self._config)
+        self._replace_at = time.monotonic() + REPLACE_PAUSE_S
         old.purge()
-        old.flush(1.0)
-        self._is_broken = False
+        serve_reports(old.flush, 1.0, self._note_fatal)
+        self._is_broken, self._fatal = False, None

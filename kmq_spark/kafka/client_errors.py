@@ -118,6 +118,22 @@ def client_error(cause: KafkaException | KafkaError, operation: str) -> KmqError
     )
 
 
+def serve_reports(serve: Callable[[float], int], timeout: float, on_fatal: Callable[[KafkaError], None]) -> int:
+    """
+    Serve delivery reports by `poll` or `flush` of a producer; return its answer.
+
+    The error that has ended the client is raised once, in whichever call comes first; `flush` loses it. It goes to
+    *on_fatal*, before the reports that it causes are served.
+    """
+    try:
+        return serve(timeout)
+    except KafkaException as error:
+        on_fatal(error.args[0])
+    except SystemError:
+        on_fatal(KafkaError(KafkaError._FATAL, "the client has ended", fatal=True))  # noqa: SLF001  # librdkafka's public name for it
+    return serve(timeout)
+
+
 def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> KmqError:  # noqa: ANN401  # as below
     """
     Return our error for a broker that did not respond, with librdkafka's own reason if there is one.

@@ -26,7 +26,7 @@ from confluent_kafka import KafkaException, Producer
 from kmq_spark.core.durations import seconds
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError, UsageError
-from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.client_errors import client_error, serve_reports
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, make_client, producer_config
 from kmq_spark.kafka.topics import partition_count
@@ -131,7 +131,7 @@ class QueueProducer:
             self._serialize = partial(serialized, serializer, self._topic)
         self._forks = _forks
         self._errors: list[KmqError] = []
-        self._last_offsets: dict[int, int] = {}
+        self._reports = _Reports(self._topic)
         self._sent_count = 0
         self._is_closed = self._is_resting = self._is_busy = False
         self._awake = threading.Event()
@@ -149,7 +149,7 @@ class QueueProducer:
         if not self._partition_count:
             message = f"queue {queue!r} does not exist; run `kmq queue create {queue}`"
             raise TopicError(message)
-        self._at_exit = weakref.finalize(self, _send_the_rest, self._producer, self._topic, self._errors, _forks)
+        self._at_exit = weakref.finalize(self, _send_the_rest, self._producer, self._reports, self._errors, _forks)
         self._thread = threading.Thread(
             target=_serve_reports, args=(weakref.ref(self), self._awake), name=f"kmq-producer-{queue}", daemon=True
         )
@@ -225,9 +225,7 @@ class QueueProducer:
             pairs = self._options.headers(
                 self._topic, headers, logical_queue=logical_queue, delay=delay, at=at, ttl=ttl
             )  # fmt: skip
-        report = (
-            self._on_report if on_delivery is None else _DeliveryReport(on_delivery, self._topic, self._last_offsets)
-        )
+        report = self._on_report if on_delivery is None else _DeliveryReport(on_delivery, self._reports)
         if partition is None:
             # The client sends all of 10 ms to one partition. That makes large batches of much, but of a few messages
             # one worker would do all.
@@ -238,7 +236,7 @@ class QueueProducer:
             self._is_resting = False
             self._awake.set()
         if self._sent_count % SERVE_EVERY == 0:
-            self._producer.poll(0)
+            self._reports.serve(self._producer.poll, 0)
 
     def flush(self, timeout: float = 30.0) -> None:
         """
@@ -253,7 +251,7 @@ class QueueProducer:
             UsageError: The producer is closed or was created in another process.
         """
         self._check_usable()
-        left = self._producer.flush(timeout)
+        left = self._reports.flush(self._producer, timeout)
         self._raise_failed()
         if left:
             message = (
@@ -306,17 +304,20 @@ class QueueProducer:
                         "check the broker, or send more slowly"
                     )
                     raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True) from error
-                self._producer.poll(0.05)
+                self._reports.serve(self._producer.poll, 0.05)
             except KafkaException as error:
                 if error.args[0].name() == "MSG_SIZE_TOO_LARGE":
                     raise message_too_large(value, self._max_message_bytes) from error
-                raise client_error(error, f"cannot send to {self._topic}") from error
+                self._reports.serve(self._producer.poll, 0)  # has the cause, where the client has ended
+                raise self._reports.error_of(error.args[0]) from error
             else:
                 return
 
     def _on_report(self, error: KafkaError | None, _record: Message) -> None:
         if error is not None:
-            self._errors.append(client_error(error, f"cannot send to {self._topic}"))
+            self._errors.append(self._reports.error_of(error))
+        else:
+            self._reports.is_proven = True
 
     def _raise_failed(self) -> None:
         if self._errors:
@@ -331,7 +332,7 @@ class QueueProducer:
         sent = self._sent_count
         self._is_busy = sent - seen >= SERVE_EVERY
         if not self._is_busy:
-            self._producer.poll(0)
+            self._reports.serve(self._producer.poll, 0)
             self._read_partitions()
         # Set before the count is read again: a send in between sees it, or is seen.
         self._is_resting = not len(self._producer)
@@ -369,46 +370,75 @@ def _serve_reports(producer: weakref.ref[QueueProducer], awake: threading.Event)
         time.sleep(SERVE_S)
 
 
-def _send_the_rest(producer: Producer, topic: str, errors: list[KmqError], forks: int) -> None:
+def _send_the_rest(producer: Producer, reports: _Reports, errors: list[KmqError], forks: int) -> None:
     """Send what a producer that was not closed has left, when it is collected, or its process ends."""
     if forks != _forks:
         return
-    left = producer.flush(EXIT_TIMEOUT_S)
+    left = reports.flush(producer, EXIT_TIMEOUT_S)
     if left or errors:
         logger.error(
             "a producer of %s was not closed: %d messages were not sent%s; use it in a `with` block, or call close()",
-            topic, left + len(errors), f", the first error: {errors[0]}" if errors else "",
-            extra={"action": "not_closed", "queue": topic},
+            reports.topic, left + len(errors), f", the first error: {errors[0]}" if errors else "",
+            extra={"action": "not_closed", "queue": reports.topic},
         )  # fmt: skip
+
+
+class _Reports:
+    """What a producer knows from its delivery reports, and from the client's fatal error."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.is_proven = False
+        self._last_offsets: dict[int, int] = {}
+        self._fatal: KafkaError | None = None
+
+    def flush(self, producer: Producer, timeout: float) -> int:
+        """Wait until no message is outstanding; return how many are."""
+        until = time.monotonic() + timeout
+        # `flush` loses reports beside an error that ends the client: it comes with the first message, or hardly ever.
+        while len(producer) and not self.is_proven and time.monotonic() < until:
+            self.serve(producer.poll, 0.05)
+        return self.serve(producer.flush, max(0.0, until - time.monotonic()))
+
+    def serve(self, serve: Callable[[float], int], timeout: float) -> int:
+        """Serve the reports by a call of the client; return its answer."""
+        return serve_reports(serve, timeout, self._note_fatal)
+
+    def _note_fatal(self, error: KafkaError) -> None:
+        self._fatal = error
+
+    def error_of(self, error: KafkaError) -> KmqError:
+        """Return our error of a message. What ended the client is the cause of all later ones."""
+        return client_error(self._fatal or error, f"cannot send to {self.topic}")
+
+    def id_of(self, record: Message) -> MessageId:
+        """Return the id of a durable message; see `records.place_of`. The offsets of one producer ascend."""
+        self.is_proven = True
+        partition, offset = record.partition() or 0, record.offset()
+        if offset is None or offset <= self._last_offsets.get(partition, -1):
+            return MessageId(partition, -1)
+        self._last_offsets[partition] = offset
+        return MessageId(partition, offset)
 
 
 class _DeliveryReport:
     """Delivery report of one message, passed to the callback of its sender."""
 
-    __slots__ = ("_last_offsets", "_on_delivery", "_topic")
+    __slots__ = ("_on_delivery", "_reports")
 
-    def __init__(self, on_delivery: OnDelivery, topic: str, last_offsets: dict[int, int]) -> None:
+    def __init__(self, on_delivery: OnDelivery, reports: _Reports) -> None:
         self._on_delivery = on_delivery
-        self._topic = topic
-        self._last_offsets = last_offsets
+        self._reports = reports
 
     def __call__(self, error: KafkaError | None, record: Message) -> None:
         try:
             if error is not None:
-                self._on_delivery(None, client_error(error, f"cannot send to {self._topic}"))
+                self._on_delivery(None, self._reports.error_of(error))
             else:
-                self._on_delivery(self._id_of(record), None)
+                self._on_delivery(self._reports.id_of(record), None)
         except Exception:
             # Uncaught, it would be raised in the call that serves the report, which may be for another message.
             logger.exception("delivery callback raised an exception", extra={"action": "callback_failed"})
-
-    def _id_of(self, record: Message) -> MessageId:
-        partition, offset = record.partition() or 0, record.offset()
-        # See `records.place_of`. Offsets of one producer ascend.
-        if offset is None or offset <= self._last_offsets.get(partition, -1):
-            return MessageId(partition, -1)
-        self._last_offsets[partition] = offset
-        return MessageId(partition, offset)
 
 
 def check_process(forks: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,11 +16,13 @@ from confluent_kafka.admin import (
     AdminClient,
 )
 
+from kmq_spark.client_properties import read_client_properties
 from kmq_spark.config import load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import KmqError
 from kmq_spark.inspection.inspector import QueueInspector
+from kmq_spark.producer.async_producer import AsyncQueueProducer
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.producer.resuming import ResumingProducer
 from tests.kafka.conftest import receive_all, wait_until
@@ -147,6 +150,23 @@ def redrive(secured: SecuredBroker) -> None:
         (message,) = receive_all(worker, 1)
         assert message.value == b"rejected"
         message.ack()
+
+
+def test_who_may_write_nowhere_is_told_so_at_once(secured: SecuredBroker) -> None:
+    """Kafka then refuses the client as a whole, which ends it, and no message has an answer."""
+    connection = read_client_properties(secured.properties("viewer"))
+    refused = "Cluster authorization failed .*; grant the access that `kmq acls` lists"
+
+    async def send_one() -> None:
+        async with AsyncQueueProducer(QUEUE, **connection) as producer:
+            with pytest.raises(KmqError, match=refused):
+                await asyncio.wait_for(producer.send("a"), COMES_S)
+
+    asyncio.run(send_one())
+    producer = QueueProducer(QUEUE, **connection)
+    producer.send("a")
+    with pytest.raises(KmqError, match=refused):
+        producer.close()
 
 
 FOREIGN_GROUPS = (

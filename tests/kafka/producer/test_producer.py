@@ -120,7 +120,8 @@ def test_end_of_a_process_says_what_was_not_sent(
     monkeypatch.setattr(producer_module, "EXIT_TIMEOUT_S", 0.1)
     client = make_client(Producer, producer_config("127.0.0.1:1"))
     client.produce("orders", b"x")
-    producer_module._send_the_rest(client, "orders", [KafkaClientError("too late")], producer_module.forks())
+    errors: list[KmqError] = [KafkaClientError("too late")]
+    producer_module._send_the_rest(client, producer_module._Reports("orders"), errors, producer_module.forks())
     assert "a producer of orders was not closed: 2 messages were not sent, the first error: too late" in caplog.text
     client.purge()
 
