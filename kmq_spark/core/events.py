@@ -87,6 +87,16 @@ class Events:
             self, key=self.key[rows], count=self.count[rows], source=self.source[rows], times=self.times[rows]
         )
 
+    def followed_by(self, later: Events) -> Events:
+        """Return these events and later ones of the same markers."""
+        return replace(
+            self,
+            key=np.append(self.key, later.key),
+            count=np.append(self.count, later.count),
+            source=np.append(self.source, later.source),
+            times=np.append(self.times, later.times),
+        )
+
     def without_repeats(self) -> Events:
         """
         Return the events with equal ones as one, where this changes nothing.

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1_000_000
 """
-Number of events after cutting from which on equal events become one, and then the remaining ones wait for another pass;
-a pass takes about 100 bytes each.
+Number of events after cutting from which on equal events become one where they meet, and the remaining ones wait for
+another pass; a pass takes about 100 bytes each.
 
 A KEEPALIVE of 100,000 messages that were started one by one is 100,000 events, and there may be many of them.
 """
@@ -52,22 +52,42 @@ class Cut(NamedTuple):
 
 def cut_to_segments(events: Events, table: InFlight) -> Cut:
     """Cut at least one event, each for a range of messages, in log order, and the table to segments."""
-    first, end = events.key.astype(np.uint64), run_ends(events.key, events.count)
+    first, end = _bounds(events)
     runs = table.columns.take(table.columns.rows_within(*areas_of(first, end)))
     cuts = np.unique(np.concatenate([first, end, runs.key.astype(np.uint64), runs.ends()]))
-    begin, stop = np.searchsorted(cuts, first), np.searchsorted(cuts, end)
-    rows = np.cumsum(stop - begin)
-    if rows[-1] > MOST_ROWS and len(fewer := events.without_repeats()) < len(events):
-        return cut_to_segments(fewer, table)
-    taken = max(1, int(np.searchsorted(rows, MOST_ROWS, side="right")))
-    if rows[taken - 1] == taken:
-        cut = events.take(slice(taken))
-    else:
-        of_event, segment = spread(begin[:taken], (stop - begin)[:taken])
-        key = cuts[segment].astype(np.int64)
-        count = (cuts[segment + 1] - cuts[segment]).astype(np.int64)
-        cut = replace(events.take(of_event), key=key, count=count)
-    return Cut(cut, table.split_at(cuts), events.take(slice(taken, None)))
+    rest = events.take(slice(0, 0))
+    if _rows(events, cuts)[-1] > MOST_ROWS:
+        events = events.without_repeats()
+    if _rows(events, cuts)[-1] > MOST_ROWS:
+        # Where events meet only each other they are few, and most of the equal ones count for nothing.
+        own_cuts = np.unique(np.concatenate([first, end]))
+        taken = max(1, int(np.searchsorted(_rows(events, own_cuts), MOST_ROWS, side="right")))
+        rest = events.take(slice(taken, None))
+        events = _cut(events.take(slice(taken)), own_cuts).without_repeats()
+    taken = max(1, int(np.searchsorted(_rows(events, cuts), MOST_ROWS, side="right")))
+    waiting = events.take(slice(taken, None)).followed_by(rest)
+    return Cut(_cut(events.take(slice(taken)), cuts), table.split_at(cuts), waiting)
+
+
+def _bounds(events: Events) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    return events.key.astype(np.uint64), run_ends(events.key, events.count)
+
+
+def _rows(events: Events, cuts: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return how many rows the events up to each one are after cutting."""
+    first, end = _bounds(events)
+    return np.cumsum(np.searchsorted(cuts, end) - np.searchsorted(cuts, first))
+
+
+def _cut(events: Events, cuts: NDArray[np.uint64]) -> Events:
+    first, end = _bounds(events)
+    begin = np.searchsorted(cuts, first)
+    count = np.searchsorted(cuts, end) - begin
+    if count.sum() == len(events):
+        return events
+    of_event, segment = spread(begin, count)
+    key = cuts[segment].astype(np.int64)
+    return replace(events.take(of_event), key=key, count=(cuts[segment + 1] - cuts[segment]).astype(np.int64))
 
 
 def areas_of(first: NDArray[np.uint64], end: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kmq_spark.core.events import Events, LoggedMarker
+    from kmq_spark.core.fold import FoldResult
     from kmq_spark.core.in_flight import InFlight
     from kmq_spark.core.state import Counters
 
@@ -73,6 +74,20 @@ def test_flood_of_one_marker_over_fragments_costs_its_ranges_and_not_the_fragmen
     first: LoggedMarker, one: LoggedMarker, rules: QueueRules | None
 ) -> None:
     """Rows that the fold works on, and rows of its table: 60,000 where each marker was an event for each fragment."""
+    rows, result = rows_of_a_fold(log(FRAGMENTED, first, *[one] * 300), rules)
+    assert rows < 4_000
+    assert result.state.in_flight.run_count <= 2 * FRAGMENTS + 1
+
+
+def test_flood_of_markers_of_different_ranges_costs_where_they_meet_each_other() -> None:
+    """Rows that the fold works on: 9,000 where each marker was an event for each fragment."""
+    flood = [keep_alive(each, count=2 * (FRAGMENTS - each)) for each in range(60)]
+    rows, _ = rows_of_a_fold(log(FRAGMENTED, *flood), None)
+    assert rows < 2_000
+
+
+def rows_of_a_fold(markers: list[LoggedMarker], rules: QueueRules | None) -> tuple[int, FoldResult]:
+    """Fold with small passes; return the number of rows that were worked on, too."""
     rows: list[int] = []
 
     def counted(table: InFlight, events: Events, counters: Counters, in_force: QueueRules) -> InFlight:
@@ -82,9 +97,8 @@ def test_flood_of_one_marker_over_fragments_costs_its_ranges_and_not_the_fragmen
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("kmq_spark.core.fold.resolve", counted)
         patched.setattr("kmq_spark.core.segments.MOST_ROWS", 1_000)
-        result = fold(begun(rules), log(FRAGMENTED, first, *[one] * 300))
-    assert sum(rows) < 4_000
-    assert result.state.in_flight.run_count <= 2 * FRAGMENTS + 1
+        result = fold(begun(rules), markers)
+    return sum(rows), result
 
 
 def test_more_messages_with_jitter_than_a_tick_looks_at_are_decided_by_the_next_ones(
