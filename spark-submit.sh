@@ -44,9 +44,17 @@ else
     jars=$("$python" -m kmq_spark.local.jars paths spark)
     set -- --jars "$(printf '%s' "$jars" | tr '\n' ',')" "$@"
 fi
+# Java refuses two garbage collectors.
+case "${JAVA_TOOL_OPTIONS:-} ${JDK_JAVA_OPTIONS:-}" in
+    *-XX:+Use*GC*) collector='' ;;
+    *) collector=-XX:+UseSerialGC ;;
+esac
 quick=''
 case $master in
     local | 'local['*)
+        # Faster than TCP, where the path of a socket is short enough. On a cluster executors have longer ones.
+        temporary=${TMPDIR:-/tmp}
+        [ ${#temporary} -gt 60 ] || set -- --conf spark.python.unix.domain.socket.enabled=true "$@"
         # PySpark's own daemon prints a traceback for each worker whose query stops. Executors have only PySpark's.
         set -- --conf spark.python.daemon.module=kmq_spark.spark.python_daemon "$@"
         # Java's first compiler only: it starts sooner. On a cluster the driver has processors enough for the second one.
@@ -59,12 +67,19 @@ case $master in
         ;;
 esac
 # -Xss16m: stopping a query during foreachBatch otherwise overflows the stack of a regex in Spark's log formatter.
+# As the default options, so that your own --driver-java-options and those of spark-defaults.conf come after them.
+log=$(printf '%s' "$here" | sed 's/ /%20/g')/kmq_spark/spark/log4j2.properties
+# What spark-defaults.conf says of a setting that is given here.
+said() {
+    sed -n "s/^[[:space:]]*$1[[:space:]=]\{1,\}//p" "${SPARK_CONF_DIR:-/nowhere}/spark-defaults.conf" 2>/dev/null | tail -n 1
+}
+memory=${KMQ_DRIVER_MEMORY:-$(said 'spark\.driver\.memory')}
+redacted=$(said 'spark\.redaction\.regex')
 exec "$submit" \
-    --driver-memory "${KMQ_DRIVER_MEMORY:-2g}" \
-    --driver-java-options "-Xss16m -XX:+UseSerialGC $quick -Dlog4j2.configurationFile=file://$here/kmq_spark/spark/log4j2.properties" \
+    --driver-memory "${memory:-2g}" \
+    --conf spark.driver.defaultJavaOptions="-Xss16m $collector $quick -Dlog4j2.configurationFile=file://$log" \
     --conf spark.ui.showConsoleProgress=false \
     --conf spark.ui.enabled="${KMQ_SPARK_UI:-false}" \
     --conf spark.kafka.consumer.cache.capacity=4096 \
-    --conf spark.python.unix.domain.socket.enabled=true \
-    --conf 'spark.redaction.regex=(?i)secret|password|token|access[.]?key|kafka[.](sasl|ssl)|jaas|private.?key' \
+    --conf "spark.redaction.regex=(?i)secret|password|token|access[.]?key|kafka[.](sasl|ssl)|jaas|private.?key${redacted:+|$redacted}" \
     "$@"

@@ -19,10 +19,11 @@ import typer
 from kmq_spark.cli.shared.common import StopOnSignals, command, print_json, set_up_logs
 from kmq_spark.cli.shared.options import Connection, DriverMemory, Events, Master
 from kmq_spark.cli.shared.output import Output, OutputForm, print_data, shown
-from kmq_spark.cli.tracker import SUBMITTED_MARKS, stop_session
+from kmq_spark.cli.tracker import SUBMITTED_MARKS
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted
+from kmq_spark.spark.session import stop_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

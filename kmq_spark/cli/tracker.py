@@ -24,6 +24,7 @@ from kmq_spark.cli.shared.options import Connection, DriverMemory, Events, Maste
 from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, shown, table
 from kmq_spark.errors import ConfigError, TopicError, UsageError
 from kmq_spark.inspection.spans import counted, span
+from kmq_spark.spark.session import stop_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -206,14 +207,6 @@ def _session(master: str, driver_memory: str) -> SparkSession:
     if SUBMITTED_MARKS & os.environ.keys():
         return build_session("kmq-tracker")
     return build_session("kmq-tracker", master=master, settings=session_settings(jar_paths("spark"), driver_memory))
-
-
-def stop_session(spark: SparkSession) -> None:
-    """Stop Spark; ignore errors, because the JVM may have ended already."""
-    try:
-        spark.stop()
-    except Exception:  # py4j errors have no common base class
-        logger.debug("Spark did not stop", exc_info=True)
 
 
 def _run_trackers(spark: SparkSession, settings: Settings, signals: StopOnSignals, *, events: bool) -> None:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Self
 from kmq_spark.errors import SetupError
 from kmq_spark.local.broker_settings import controller_properties, log_properties, server_properties
 from kmq_spark.local.jars import jar_paths
-from kmq_spark.local.java import find_java
+from kmq_spark.local.java import collector, find_java
 from kmq_spark.local.probe import free_port, is_ready
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ How long the active controller has to fence the broker. It never does if the bro
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
-# The heap is small, because Spark runs on the same machine. The serial collector needs the fewest threads.
-_JVM_FLAGS = ("-Xms256m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
+# The heap is small, because Spark runs on the same machine.
+_JVM_FLAGS = ("-Xms256m", "-Djava.awt.headless=true")
 _ALONE_FLAGS = ("-Xmx1g",)
 # Several start at the same time: the fast compiler only.
 _MEMBER_FLAGS = ("-Xmx512m", "-XX:TieredStopAtLevel=1")
 # Formatting takes one second: use the fast compiler only, and a small heap.
-_FORMAT_FLAGS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_FORMAT_FLAGS = ("-Xmx128m", "-XX:TieredStopAtLevel=1")
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ class EmbeddedBroker:
         # With `=`, because one id in 64 begins with a dash, which would be parsed as an option.
         options = self._member.format_options if self._member else ("--standalone", f"--cluster-id={new_id()}")
         words = [
-            *(*_FORMAT_FLAGS, self._log_flag("server"), "-cp", class_path, "kafka.tools.StorageTool", "format"),
-            *(*options, f"--config={self.data_dir / 'server.properties'}"),
+            *(*_FORMAT_FLAGS, *collector(), self._log_flag("server"), "-cp", class_path),
+            *("kafka.tools.StorageTool", "format", *options, f"--config={self.data_dir / 'server.properties'}"),
         ]
         # In a file: passwords of users must not be visible in `ps`.
         arguments = self.data_dir / "format.arguments"
@@ -281,7 +281,7 @@ class EmbeddedBroker:
 
     def _launch(self, java: Path, class_path: str, settings: str = "server") -> None:
         """Start the supervisor, which starts the JVM with the settings of this name."""
-        server = [*_JVM_FLAGS, *self._flags, self._log_flag(settings), "-cp", class_path, "kafka.Kafka"]
+        server = [*_JVM_FLAGS, *collector(), *self._flags, self._log_flag(settings), "-cp", class_path, "kafka.Kafka"]
         command = [str(java), *server, str(self.data_dir / f"{settings}.properties")]
         own = str(self.data_dir) if self._is_temporary else ""
         remove = self._member.removed if self._member else own

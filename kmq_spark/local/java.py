@@ -36,6 +36,12 @@ def find_java() -> Path:
     raise SetupError(message)
 
 
+def collector() -> list[str]:
+    """Return the option of the garbage collector with the fewest threads; none if the environment names another."""
+    others = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
+    return [] if re.search(r"-XX:\+Use\w+GC", others) else ["-XX:+UseSerialGC"]
+
+
 def java_version(java: Path) -> int | None:
     """Return the feature version of a `java` program, such as 17 (8 for `1.8`); None if it says none."""
     try:

@@ -10,16 +10,22 @@ Measured on two cores with 8 markers partitions; see docs/internals/design.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
+
+from kmq_spark.local.java import collector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -44,8 +50,13 @@ JVM ends.
 _LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 # -Xss: otherwise `query.stop()` during foreachBatch overflows the stack in a regex of the log formatter.
-DRIVER_OPTIONS = f"-Xss16m -XX:+UseSerialGC {_QUICK_START} {_LOG_FLAG}"
-"""Options of the driver's Java in local mode."""
+DRIVER_OPTIONS = f"-Xss16m {_QUICK_START} {_LOG_FLAG}"
+"""Options of the driver's Java in local mode, before those of the user."""
+
+_LONGEST_SOCKET_FOLDER = 60
+"""A Unix socket's path has 107 characters at most, and Spark's file names have 42."""
+
+_started: list[SparkSession] = []
 
 
 LOOK_MS, LONGEST_LOOK_MS = 10, 500
@@ -90,7 +101,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
     """Return the settings that must be set before the JVM starts, for local mode; `spark-submit.sh` passes its own."""
     settings = {
         "spark.driver.memory": driver_memory,
-        "spark.driver.extraJavaOptions": DRIVER_OPTIONS,
+        "spark.driver.defaultJavaOptions": " ".join([DRIVER_OPTIONS, *collector()]),
         "spark.ui.enabled": "false",
         # The progress bar is printed again in every batch and would fill the log.
         "spark.ui.showConsoleProgress": "false",
@@ -100,7 +111,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
         # partition in each batch: the one that it closes to make room is the one that it needs next.
         "spark.kafka.consumer.cache.capacity": "4096",
         # Unix sockets between the JVM and the Python workers are faster than loopback TCP.
-        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.enabled": str(len(tempfile.gettempdir()) <= _LONGEST_SOCKET_FOLDER).lower(),
         # PySpark's daemon, without a traceback for each worker when a query stops.
         "spark.python.daemon.module": "kmq_spark.spark.python_daemon",
         # Keep secrets out of the UI, the event log and error messages.
@@ -173,17 +184,23 @@ def build_session(
 ) -> SparkSession:
     """Return the running session, or start one."""
     # Imported here: importing this module must not start loading Spark.
+    from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
     from pyspark.sql import SparkSession as Session  # noqa: PLC0415
 
     # The workers must use this interpreter: another `python3` on the PATH may not have pyarrow.
+    if master is not None and master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    is_own = SparkContext._active_spark_context is None  # noqa: SLF001  # no other way to it that starts none
     builder = Session.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    if is_own:
+        _started.append(session)
     session.sparkContext.setLogLevel(log_level)
     # Now, while few files are open: py4j waits for Spark's calls with `select`, which takes no number above 1,023, and
     # would never hear of a batch.
@@ -192,6 +209,16 @@ def build_session(
     if master is not None and not master.startswith("local-cluster"):
         _ignore_sigterm(session)
     return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop a session that `build_session` has started; one that was there before, as on Databricks, goes on."""
+    if session not in _started:
+        return
+    try:
+        session.stop()
+    except Exception:  # py4j errors have no common base class, and the JVM may have ended already
+        logger.debug("Spark did not stop", exc_info=True)
 
 
 def _ignore_sigterm(session: SparkSession) -> None:

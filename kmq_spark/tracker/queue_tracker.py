@@ -143,9 +143,9 @@ class QueueTracker(RestartedQuery):
             resume = sender.open(self._own_ids)
             self._own_ids.add(sender.tracker_id)
             checkpoint = Checkpoint(self._checkpoint, self._spark)
-            if self._failures_without_batch >= DAMAGED_AFTER:
+            if self._failures_without_batch == DAMAGED_AFTER:
                 checkpoint.rename()
-                self._failures_without_batch = 0
+                self._failures_without_batch += 1  # not again: what fails with an empty one as well is no damage
             checkpoint.prepare(resume, layout.topics, must_be_whole=self._settings.tracker.fail_on_removed_markers)
             logger.info(
                 "tracker %s of %s started: reads markers from %s",

@@ -68,8 +68,26 @@ def test_cluster_gets_the_package_and_the_locked_jars(python: Path, named: list[
     arguments = submitted(python, *named, JOB, "orders")
     assert after("--py-files", arguments) == "/archive.zip"
     assert after("--jars", arguments) == "/jars/a.jar,/jars/b.jar"
-    assert "-Xss16m" in after("--driver-java-options", arguments)
+    assert "spark.python.unix.domain.socket.enabled=true" not in arguments
     assert arguments[-len(named) - 2 :] == [*named, JOB, "orders"]
+
+
+def test_settings_of_the_user_stand_beside_ours(python: Path, tmp_path: Path) -> None:
+    """Java's options are the defaults, which come first; there is one collector; two of his defaults are kept."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.memory 5g\nspark.redaction.regex=(?i)pin\n")
+    collector = "-XX:+UseSerialGC"
+    (plain,) = [each for each in submitted(python, JOB) if "defaultJavaOptions" in each]
+    assert "-Xss16m" in plain
+    assert collector in plain
+    theirs = submitted(python, JOB, JAVA_TOOL_OPTIONS="-XX:+UseG1GC", SPARK_CONF_DIR=str(tmp_path))
+    assert collector not in " ".join(theirs)
+    assert after("--driver-memory", theirs) == "5g"
+    assert any(each.startswith("spark.redaction.regex=") and each.endswith("|private.?key|(?i)pin") for each in theirs)
+
+
+@pytest.mark.parametrize(("folder", "is_used"), [("/short", True), ("/var/folders/" + "x" * 60, False)])
+def test_sockets_are_used_where_their_path_is_short_enough(python: Path, folder: str, *, is_used: bool) -> None:
+    assert ("spark.python.unix.domain.socket.enabled=true" in submitted(python, JOB, TMPDIR=folder)) == is_used
 
 
 @pytest.mark.parametrize("named", [[], ["--master", "local"], ["--master", "local[4]"]])
