@@ -28,18 +28,6 @@ def test_each_invariant_is_listed() -> None:
     ]
 
 
-def test_pace_is_the_mean_of_a_time_within_its_bounds() -> None:
-    pace = Pace(1.0)
-    pace._seen = [(0.0, 0.5), (10.0, 1.2), (11.0, 2.0), (12.0, 9.0)]
-    # (1.2 + 2 + 9) / 3 = 4.07, at most 3; (0.5 + 1.2 + 2 + 9) / 4 = 3.18; behind the last look its own value counts
-    assert [pace.since(at_s) for at_s in (0.0, 10.0, 20.0)] == [3.0, 3.0, 3.0]
-    pace._seen = [(0.0, 0.5), (10.0, 1.2), (11.0, 2.0)]
-    # the mean of the last two is 1.6, that of all three 1.23
-    assert [pace.since(at_s) for at_s in (10.0, 0.0)] == [1.6, 1.23]
-    pace._seen = [(0.0, 0.5)]
-    assert pace.since(0.0) == 1.0
-
-
 class _NoCampaign:
     """As much of a campaign as a result needs."""
 
