@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.consumer.message import Message
-from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue_topics
@@ -108,9 +108,9 @@ def receive_all(consumer: QueueConsumer, count: int, max_messages: int = 100) ->
     return found
 
 
-def covered(marker: Marker) -> list[int]:
-    """Return the message offsets that a marker covers."""
-    return [first + step for first, count in marker.ranges for step in range(count)]
+def covered(*markers: Marker) -> list[int]:
+    """Return the message offsets that markers cover, sorted."""
+    return sorted(first + step for marker in markers for first, count in marker.ranges for step in range(count))
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = COMES_S) -> bool:
@@ -195,9 +195,34 @@ def seen(topic: Queue) -> list[bytes]:
     return [record.value() for record in read_all(topic.bootstrap_servers, topic.name)]
 
 
-def ended(queue: Queue) -> list[int]:
-    """Return the offsets of the messages that have an END a tracker sees."""
-    return sorted(offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker))
+def ended(queue: Queue, outcome: Outcome | None = None) -> list[int]:
+    """Return the offsets of the messages that have an END a tracker sees, of one outcome or of any."""
+    found = [each.marker for each in queue.markers(MarkerType.END)]
+    return covered(*(marker for marker in found if outcome in {None, marker.outcome}))
+
+
+def set_topic(bootstrap_servers: str, topic: str, key: str, value: object) -> None:
+    """Set a setting of a topic."""
+    entry = ConfigEntry(key, str(value), incremental_operation=AlterConfigOpType.SET)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    resource = ConfigResource("topic", topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(20)
+
+
+def delete_topics(bootstrap_servers: str, *topics: str) -> None:
+    """Delete topics, and wait until they are gone."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.delete_topics(list(topics)).values():
+        future.result(10)
+    assert wait_until(lambda: admin.list_topics(timeout=10).topics.keys().isdisjoint(topics))
+
+
+def add_partitions(bootstrap_servers: str, count: int, *topics: str) -> None:
+    """Let topics have so many partitions."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
+        future.result(10)
 
 
 @pytest.fixture

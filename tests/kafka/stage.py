@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ from kmq_spark.kafka.queue_rules import checked_rules, write_rules
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.queue_tracker import QueueTracker
-from tests.limits import COMES_S, ENDS_S
+from tests.kafka.conftest import wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -111,26 +111,3 @@ def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = COMES_S,
                 message.ack()
         messages += received
     return messages
-
-
-def run_until(is_over: Callable[[], bool], program: list[str], over: Path) -> tuple[int, list[bytes]]:
-    """Run a consumer until it dies, or until everything is over; return its exit code and the lines that it wrote."""
-    with subprocess.Popen([*program, str(over)], stdout=subprocess.PIPE) as process:
-        try:
-            assert wait_until(lambda: process.poll() is not None or is_over())
-            if process.poll() is None:
-                over.touch()
-            output, _ = process.communicate(timeout=ENDS_S)
-        finally:
-            process.kill()
-    return process.returncode, output.splitlines()
-
-
-def wait_until(predicate: Callable[[], bool], timeout_s: float = COMES_S) -> bool:
-    """Wait for something to become true; return whether it did."""
-    deadline_s = time.monotonic() + timeout_s
-    while not predicate():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.1)
-    return True

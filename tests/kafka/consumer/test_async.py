@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,13 +23,10 @@ from kmq_spark import (
     Message,
     MessageId,
     Reject,
-    Retry,
     RunSummary,
     UsageError,
 )
-from kmq_spark.core.markers import MarkerType
-from kmq_spark.wire.headers import DLQ_MESSAGE
-from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, track, wait_until
+from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, track, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -57,30 +53,6 @@ def run_until(queue: Queue, handler: Callable[[Any], Any], is_done: Callable[[],
             return await running
 
     return asyncio.run(main())
-
-
-def ends(queue: Queue) -> int:
-    return sum(count for record in queue.markers(MarkerType.END) for _, count in record.marker.ranges)
-
-
-def test_message_that_is_sent_has_its_id_and_is_received(queue: Queue) -> None:
-    async def main() -> tuple[list[MessageId], list[bytes | None]]:
-        async with AsyncQueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
-            ids = await asyncio.gather(*(producer.send(str(each)) for each in range(50)))
-        async with consumer_in_loop(queue) as consumer:
-            found = []
-            async for message in consumer:
-                found.append(message.value)
-                message.ack()
-                if len(found) == len(ids):
-                    consumer.stop()
-            await consumer.flush()
-        return ids, found
-
-    ids, found = asyncio.run(main())
-    assert sorted(each.message_offset for each in ids) == list(range(50))
-    assert {*found} == {str(each).encode() for each in range(50)}
-    assert ends(queue) == 50
 
 
 def test_message_that_cannot_be_sent_is_an_error_of_its_call(queue: Queue) -> None:
@@ -114,28 +86,9 @@ def test_handlers_wait_at_once_in_one_loop(queue: Queue) -> None:
         await go_on.wait()
 
     summary = run_until(
-        queue, handle, lambda: go_on.is_set() and ends(queue) == count, concurrency=count, max_in_flight=count
+        queue, handle, lambda: go_on.is_set() and len(ended(queue)) == count, concurrency=count, max_in_flight=count
     )
     assert (summary.acked, most, len(threads)) == (count, count, 1)
-
-
-def test_error_of_a_handler_is_treated_as_its_policy_says(queue: Queue) -> None:
-    raised = [Retry("not yet"), Reject("no such order"), KeyError("lost"), TimeoutError("slow"), None]
-    queue.send(*map(str, range(len(raised))))
-    seen: Counter[bytes | None] = Counter()
-
-    async def handle(message: Message) -> None:
-        await asyncio.sleep(0)
-        seen[message.value] += 1
-        if error := raised[int(message.value or b"")]:
-            raise error
-
-    summary = run_until(queue, handle, lambda: seen.total() == len(raised), retry={TimeoutError: Reject})
-    assert (summary.acked, summary.released, summary.rejected, summary.failed) == (1, 2, 2, 4)
-    track(queue)
-    letters = read_all(queue.bootstrap_servers, f"{queue.name}.dlq")
-    said = {dict(letter.headers())[DLQ_MESSAGE] for letter in letters}
-    assert said == {b"no such order", b"TimeoutError: slow"}
 
 
 def test_batches_are_handled_and_their_failures_come_again(queue: Queue) -> None:
@@ -204,22 +157,7 @@ def test_results_and_acks_of_a_block_are_one_transaction(queue: Queue, make_queu
 
     asyncio.run(main())
     assert [record.value() for record in read_all(queue.bootstrap_servers, results.name)] == [b"done"]
-    assert ends(queue) == 1
-
-
-def test_coroutine_function_runs_in_the_synchronous_consumer(queue: Queue) -> None:
-    queue.send(*"abc")
-    seen: list[bytes | None] = []
-
-    async def handle(message: Message) -> None:
-        await asyncio.sleep(0.01)
-        seen.append(message.value)
-        if len(seen) == 3:
-            consumer.stop()
-
-    consumer = consumer_of(queue)
-    assert consumer.run(handle, concurrency=3).acked == 3
-    assert sorted(each or b"" for each in seen) == [b"a", b"b", b"c"]
+    assert len(ended(queue)) == 1
 
 
 def test_handler_that_is_not_awaitable_ends_the_run(queue: Queue) -> None:
@@ -285,7 +223,7 @@ def test_leases_are_renewed_while_the_event_loop_is_blocked(queue: Queue) -> Non
         time.sleep(3)  # noqa: ASYNC251  # blocks the loop for three leases
         track(queue)
 
-    assert run_until(queue, handle, lambda: bool(counts) and ends(queue) == 1, lease=1).acked == 1
+    assert run_until(queue, handle, lambda: bool(counts) and len(ended(queue)) == 1, lease=1).acked == 1
     assert counts == [1]
 
 
@@ -302,7 +240,7 @@ def test_message_of_an_event_loop_that_is_blocked_beyond_max_lease_comes_again(
             time.sleep(3)  # noqa: ASYNC251  # blocks the loop, 2 s beyond max_lease
             track(queue)
 
-    summary = run_until(queue, handle, lambda: ends(queue) == 2, lease=1, max_lease=1)
+    summary = run_until(queue, handle, lambda: len(ended(queue)) == 2, lease=1, max_lease=1)
     assert (counts, summary.acked, summary.lost) == ([1, 2], 1, 1)
     assert "lease of message 0:0 is lost: the lease ran out; " in caplog.text
     assert "raise max_lease if handlers take longer" in caplog.text

@@ -12,7 +12,7 @@ import pytest
 from kmq_spark import BatchFailed
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.errors import UsageError
-from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, track, wait_until
+from tests.kafka.conftest import Queue, consumer_of, covered, ended, read_all, receive_all, track, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -78,12 +78,6 @@ def run(queue: Queue, handler: Callable[[Batch], Any], count: int, **options: An
         assert sum(given) >= count
 
 
-def ends(queue: Queue, outcome: Outcome = Outcome.ACKED) -> list[int]:
-    """Return the message offsets that ended in one way."""
-    found = [each.marker for each in queue.markers(MarkerType.END) if each.marker.outcome == outcome]
-    return sorted(offset for marker in found for offset in covered(marker))
-
-
 def test_whole_batch_is_one_start_and_one_end_of_each_partition_and_nothing_comes_again(
     make_queue: Callable[..., Queue],
 ) -> None:
@@ -106,24 +100,6 @@ def test_whole_batch_is_one_start_and_one_end_of_each_partition_and_nothing_come
     assert drained(queue) == {}
 
 
-def test_exactly_what_failed_comes_again(queue: Queue) -> None:
-    queue.send(*map(str, range(50)))
-    with consumer_of(queue) as consumer:
-        batch = receive(consumer, 50)
-        batch.fail({3: ValueError("no such order"), 7: "no stock"})
-        batch.release([11])
-        batch.ack()
-        consumer.flush()
-    reasons = {
-        (offset, marker.reason)
-        for marker in [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
-        for offset in covered(marker)
-    }
-    assert reasons == {(3, "ValueError: no such order"), (7, "no stock"), (11, "")}
-    track(queue)
-    assert drained(queue) == {b"3": 1, b"7": 1, b"11": 1}
-
-
 def test_handler_that_returns_acknowledges_the_batch(queue: Queue) -> None:
     queue.send(*map(str, range(250)))
     sizes: list[int] = []
@@ -132,7 +108,7 @@ def test_handler_that_returns_acknowledges_the_batch(queue: Queue) -> None:
     # Whole batches: the handlers wait for them for `batch_wait`.
     assert sizes == [100, 100, 50]
     assert len(queue.markers(MarkerType.START)) == 3
-    assert ends(queue) == list(range(250))
+    assert ended(queue, Outcome.ACKED) == list(range(250))
     assert queue.committed() == {0: 250}
 
 
@@ -165,7 +141,7 @@ def test_failures_of_a_handler_are_released_and_the_others_acknowledged(queue: Q
 
     summary = run(queue, handler, 4)
     assert (summary.acked, summary.released, summary.failed) == (2, 2, int(is_raised))
-    assert ends(queue) == [0, 2]
+    assert ended(queue, Outcome.ACKED) == [0, 2]
     track(queue)
     assert drained(queue) == {b"b": 1, b"d": 1}
 
@@ -174,7 +150,7 @@ def test_failures_that_cannot_be_read_acknowledge_nothing(queue: Queue) -> None:
     queue.send(*"ab")
     summary = run(queue, lambda _batch: {9: "no such index"}, 2)
     assert (summary.acked, summary.released, summary.failed) == (0, 2, 1)
-    assert ends(queue) == []
+    assert ended(queue, Outcome.ACKED) == []
 
 
 def test_result_that_is_no_mapping_ends_the_run_and_gives_the_batch_back(queue: Queue) -> None:
@@ -213,7 +189,7 @@ def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, resul
             tx.ack(batch)
         batch.ack()
         assert [message.settled_by for message in batch] == ["ack", "ack", "reject"]
-    assert (ends(queue), ends(queue, Outcome.REJECTED)) == ([0, 1], [2])
+    assert (ended(queue, Outcome.ACKED), ended(queue, Outcome.REJECTED)) == ([0, 1], [2])
     assert drained(results) == {b"a|b": 1}
 
 

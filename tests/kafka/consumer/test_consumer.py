@@ -14,7 +14,6 @@ from kmq_spark.core.markers import MarkerType, Outcome, Release
 from kmq_spark.errors import ConfigError, LeaseLostError, TopicError, UsageError
 from kmq_spark.kafka.settings import producer_config
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
-from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,18 +124,6 @@ def test_keep_alive_holds_a_message_until_its_bound_and_then_lets_go(
     # A second for the sweep, on a slow machine.
     assert renewals[-1].appended_at_ms + 1_000 <= start.appended_at_ms + 2_500 + 1_000
     assert len(queue.markers(MarkerType.END)) == 1
-
-
-def test_full_consumer_receives_nothing_until_something_is_settled(
-    queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue.send(*"abc")
-    with consumer_of(queue, max_in_flight=2) as consumer:
-        messages = receive_all(consumer, 2)
-        assert consumer.receive(5, timeout=0.1) == []
-        assert "max_in_flight is 2" in caplog.text
-        messages[0].ack()
-        assert [each.value for each in consumer.receive(5, timeout=COMES_S)] == [b"c"]
 
 
 def test_receive_waits_for_the_first_message_alone(queue: Queue) -> None:

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import LeaseLostError, UsageError
 from kmq_spark.kafka.lookups import EARLIEST, offsets_of
 from kmq_spark.kafka.settings import admin_config
-from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.kafka.conftest import Queue, add_partitions, consumer_of, covered, receive_all, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -73,17 +73,8 @@ def test_client_that_knew_the_older_partitions_finds_the_offsets_of_a_new_one(ma
     queue = make_queue(partitions=1)
     admin = AdminClient(admin_config(queue.bootstrap_servers))
     assert offsets_of(admin, queue.name, [0], EARLIEST, 10) == {0: 0}
-    grow(queue, 2)
+    add_partitions(queue.bootstrap_servers, 2, queue.name)
     assert offsets_of(admin, queue.name, [1], EARLIEST, COMES_S) == {1: 0}
-
-
-def grow(queue: Queue, partitions: int) -> None:
-    """Add partitions to the topics of a queue, markers first."""
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    for topic in (f"{queue.name}.markers", queue.name):
-        for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
-            future.result(10)
-    assert wait_until(lambda: len(admin.list_topics(queue.name, timeout=5).topics[queue.name].partitions) == partitions)
 
 
 def test_forked_process_must_make_its_own_consumer(queue: Queue) -> None:

@@ -7,10 +7,9 @@ import time
 import pytest
 
 from kmq_spark.consumer import pipeline
-from kmq_spark.core.markers import MarkerType, Outcome, Release
+from kmq_spark.core.markers import MarkerType, Release
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
 from kmq_spark.kafka.settings import producer_config
-from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, wait_until
 from tests.limits import COMES_S
 
@@ -76,24 +75,6 @@ def test_thousand_delayed_messages_are_deferred_in_few_markers_and_none_is_hande
     # 100 ms for the rounding
     assert all(0 <= due_of[each.offset()] - (each.timestamp()[1] + 60_000) < 100 for each in records)
     assert len(deferrals(queue)) <= 30
-
-
-def test_expired_message_is_never_handed_out_and_ends_as_expired(queue: Queue) -> None:
-    write(queue, "old", ttl_ms=1)
-    write(queue, "dead", expires_at_ms=1_000)
-    write(queue, "good", ttl_ms=60_000)
-    time.sleep(0.1)
-    with consumer_of(queue) as consumer:
-        (message,) = receive_all(consumer, 1)
-        assert message.value == b"good"
-        assert message.expires_at_ms == message.appended_at_ms + 60_000
-        assert consumer.in_flight_count == 1
-        consumer.flush()
-        ends = [each.marker for each in queue.markers(MarkerType.END)]
-        assert [offset for each in ends for offset in covered(each)] == [0, 1]
-        assert {each.outcome for each in ends} == {Outcome.EXPIRED}
-        message.ack()
-    assert queue.committed() == {0: 3}
 
 
 def test_lease_of_one_receive_is_in_its_start_and_in_its_renewals(queue: Queue) -> None:
@@ -176,27 +157,6 @@ def test_position_moves_on_behind_messages_of_others_alone(queue: Queue) -> None
     with consumer_of(queue) as consumer:
         assert wait_until(lambda: consumer.receive(1, 0.2) == [] and queue.committed() == {0: 3})
     assert queue.markers() == []
-
-
-def test_each_group_sees_every_message_once_and_a_copy_for_one_is_passed_over_by_the_others(queue: Queue) -> None:
-    names = ["billing", "audit"]
-    for name in names:
-        # what `kmq queue create <queue>@<group>` makes, with what exists today
-        create_queue_topics(f"{queue.name}@{name}", bootstrap_servers=queue.bootstrap_servers, partitions=1)
-    queue.send(*"abc")
-    write(queue, "again", subscription="billing", delivery_count=1)
-    write(queue, "last")
-    got = {}
-    for name in [*names, ""]:
-        with consumer_of(queue, subscription=name) as consumer:
-            got[name] = [each.value for each in receive_all(consumer, 5 if name == "billing" else 4)]
-            assert consumer.receive(5, timeout=0.3) == []
-    everything = [b"a", b"b", b"c", b"last"]
-    assert got == {"billing": [b"a", b"b", b"c", b"again", b"last"], "audit": everything, "": everything}
-    for name in names:
-        markers = Queue(f"{queue.name}.subscription-{name}", queue.bootstrap_servers).markers(MarkerType.START)
-        assert markers
-        assert queue.committed(f"kmq.{queue.name}.subscription-{name}") == {0: 5}
 
 
 def test_missing_topics_of_a_group_are_reported_with_the_command(queue: Queue) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -84,14 +83,3 @@ def test_message_is_given_back_uncounted_where_its_handler_returns_work_that_is_
     assert queue.markers(MarkerType.END) == []
     (release,) = queue.markers(MarkerType.KEEPALIVE)
     assert (covered(release.marker), release.marker.never_handed_out) == ([0], True)
-
-
-def test_handler_that_runs_a_coroutine_to_its_end_acknowledges(queue: Queue) -> None:
-    queue.send("a")
-    consumer = consumer_of(queue)
-
-    def run(message: Message) -> None:
-        asyncio.run(handle(message))
-        consumer.stop()
-
-    assert consumer.run(run).acked == 1

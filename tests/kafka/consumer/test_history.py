@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import KmqError, TopicError
 from kmq_spark.kafka.topics import create_queue_topics
-from tests.kafka.conftest import Queue, consumer_of, receive_all, remove_markers, track, wait_until
+from tests.kafka.conftest import Queue, consumer_of, delete_topics, receive_all, remove_markers, track, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -54,15 +54,6 @@ def delete_group(queue: Queue, suffix: str = "") -> None:
     assert wait_until(is_deleted)
 
 
-def delete_topics(queue: Queue) -> None:
-    """Delete every topic of a queue."""
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    names = [name for name in admin.list_topics(timeout=10).topics if name.split(".")[0] == queue.name]
-    for future in admin.delete_topics(names).values():
-        future.result(10)
-    assert wait_until(lambda: admin.list_topics(timeout=10).topics.keys().isdisjoint(names))
-
-
 def test_group_that_has_lost_its_offsets_continues_with_the_first_message_that_was_never_started(
     make_queue: Callable[..., Queue],
 ) -> None:
@@ -98,9 +89,7 @@ def test_topic_that_was_created_again_is_read_from_its_beginning(queue: Queue) -
     """The STARTs of its markers topic are of other messages."""
     queue.send(*"abc")
     finish(queue, 3)
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    admin.delete_topics([queue.name])[queue.name].result(10)
-    assert wait_until(lambda: queue.name not in admin.list_topics(timeout=10).topics)
+    delete_topics(queue.bootstrap_servers, queue.name)
     create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
     assert wait_until(lambda: not queue.committed())
     time.sleep(1.0)
@@ -119,7 +108,8 @@ def test_topics_that_are_created_again_under_a_consumer_lose_no_message(queue: Q
         for message in receive_all(consumer, 20)[:-1]:
             message.ack()
         consumer.flush()
-        delete_topics(queue)
+        topics = AdminClient({"bootstrap.servers": queue.bootstrap_servers}).list_topics(timeout=10).topics
+        delete_topics(queue.bootstrap_servers, *(name for name in topics if name.split(".")[0] == queue.name))
         create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
         queue.send(*map(str, range(100, 150)))
         while len(found) < 50 and time.monotonic() < until:

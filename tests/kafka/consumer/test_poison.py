@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 
-def test_suspect_is_received_alone_and_nothing_is_started_until_it_is_settled(queue: Queue) -> None:
-    write(queue, *"ab")
-    write(queue, "mean", silent_count=3, delivery_count=3)
-    write(queue, *"cd")
-    with consumer_of(queue) as consumer:
-        first = receive_all(consumer, 2)
-        assert [each.value for each in first] == [b"a", b"b"]
-        for message in first:
-            message.ack()
-        (suspect,) = consumer.receive(10, timeout=COMES_S)
-        assert (suspect.value, suspect.delivery_count, consumer.in_flight_count) == (b"mean", 4, 1)
-        assert consumer.receive(10, timeout=0.5) == []
-        starts = [covered(each.marker) for each in queue.markers(MarkerType.START)]
-        assert starts == [[0, 1], [2]]
-        suspect.ack()
-        assert [each.value for each in receive_all(consumer, 2)] == [b"c", b"d"]
-
-
 def test_suspect_is_deferred_for_a_receiver_that_holds_others_and_the_rest_goes_on(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

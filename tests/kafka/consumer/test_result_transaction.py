@@ -56,23 +56,6 @@ def test_results_and_ends_appear_together(make_queue: Callable[..., Queue], resu
     assert queue.markers(MarkerType.KEEPALIVE) == []
 
 
-def test_exception_in_the_block_writes_nothing_and_leaves_the_message_held(queue: Queue, results: Queue) -> None:
-    queue.send("a")
-    with consumer_of(queue) as consumer:
-        (message,) = receive_all(consumer, 1)
-        with pytest.raises(ZeroDivisionError), consumer.transaction() as tx:
-            tx.send(results.name, "r")
-            tx.ack(message)
-            _ = 1 / 0
-        assert not message.is_settled
-        assert consumer.in_flight_count == 1
-        with consumer.transaction() as tx:
-            tx.send(results.name, "again")
-            tx.ack(message)
-        assert message.settled_by == "ack"
-    assert (seen(results), ended(queue)) == ([b"again"], [0])
-
-
 def test_message_whose_lease_ran_out_is_refused_before_anything_is_written(queue: Queue, results: Queue) -> None:
     queue.send("a", "b")
     with consumer_of(queue, lease=1, max_lease=1) as consumer:

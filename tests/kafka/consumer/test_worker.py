@@ -13,9 +13,9 @@ import pytest
 
 from kmq_spark.consumer import worker
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
+from kmq_spark.core.markers import MarkerType, Outcome, Release
 from kmq_spark.errors import KafkaClientError
-from tests.kafka.conftest import Queue, stopped_if_it_hangs, wait_until
+from tests.kafka.conftest import Queue, covered, ended, stopped_if_it_hangs, wait_until
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.worker import RunSummary
 
 pytestmark = pytest.mark.kafka
-
-
-def covered(*markers: Marker) -> list[int]:
-    """Return the message offsets that markers cover, sorted."""
-    return sorted(first + step for marker in markers for first, count in marker.ranges for step in range(count))
-
-
-def ends(queue: Queue, outcome: Outcome) -> list[int]:
-    """Return the message offsets that ended in one way."""
-    found = queue.markers(MarkerType.END)
-    return covered(*(each.marker for each in found if each.marker.outcome == outcome))
 
 
 def run(queue: Queue, handler: Callable[[Message], object], count: int, **options: Any) -> RunSummary:
@@ -54,14 +43,6 @@ def run(queue: Queue, handler: Callable[[Message], object], count: int, **option
             return consumer.run(counting, **options)
     finally:
         assert len(calls) >= count
-
-
-def test_handler_that_returns_acknowledges(queue: Queue) -> None:
-    queue.send(*map(str, range(50)))
-    summary = run(queue, lambda _message: None, 50, concurrency=4)
-    assert summary.acked == 50
-    assert ends(queue, Outcome.ACKED) == list(range(50))
-    assert queue.committed() == {0: 50}
 
 
 def test_handler_that_raises_is_logged_and_its_message_released_later(
@@ -129,7 +110,7 @@ def test_handler_that_settles_is_not_acknowledged_for(queue: Queue) -> None:
     }
     summary = run(queue, lambda message: verbs[message.value](message), 3, concurrency=1)
     assert (summary.acked, summary.released, summary.rejected) == (1, 1, 1)
-    assert (ends(queue, Outcome.REJECTED), ends(queue, Outcome.ACKED)) == ([0], [2])
+    assert (ended(queue, Outcome.REJECTED), ended(queue, Outcome.ACKED)) == ([0], [2])
 
 
 def test_stop_gives_back_unseen_messages_uncounted_and_waits_for_the_running_one(queue: Queue) -> None:
@@ -221,7 +202,7 @@ def test_signal_stops_cleanly(queue: Queue, number: signal.Signals) -> None:
     out, _ = process.communicate(timeout=ENDS_S)
     assert process.returncode == 0
     assert "RunSummary(acked=1, " in out
-    assert ends(queue, Outcome.ACKED) == [0]
+    assert ended(queue, Outcome.ACKED) == [0]
     started = covered(*(each.marker for each in queue.markers(MarkerType.START)))
     assert covered(*(each.marker for each in queue.markers(MarkerType.KEEPALIVE))) == started[1:]
 

@@ -297,7 +297,8 @@ def test_batch_is_settled_as_one_and_its_failures_alone(world: World) -> None:
         assert values(receive(consumer, 7 - len(rest)))[-1] == b"4"
 
 
-def test_run_handles_each_message_by_its_result(world: World) -> None:
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_run_handles_each_message_by_its_result(world: World, *, is_coroutine: bool) -> None:
     send(world, "good", "bad", "later", "unlucky", "never")
     handled: list[bytes | None] = []
 
@@ -312,8 +313,13 @@ def test_run_handles_each_message_by_its_result(world: World) -> None:
         if message.value == b"never":
             raise ValueError("no number")
 
+    async def handle_in_loop(message: Message) -> None:
+        await asyncio.sleep(0)
+        handle(message)
+
     retry = {TimeoutError: 30, ValueError: Reject}
-    summary = run_until(world.consumer(), handle, lambda: len(handled) == 5, retry=retry)
+    handler = handle_in_loop if is_coroutine else handle
+    summary = run_until(world.consumer(), handler, lambda: len(handled) == 5, retry=retry)
     assert (summary.acked, summary.rejected, summary.released) == (1, 2, 2)
     assert sorted(letter.reason for letter in world.dead_letters()) == ["ValueError: no number", "bad input"]
     with world.consumer() as consumer:

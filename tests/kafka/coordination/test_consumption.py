@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from kmq_spark.coordination import Batch, Claim, Consumption, Coordinator
 from kmq_spark.coordination import consumption as consumption_module
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, TopicError, UsageError
 from kmq_spark.kafka.settings import reader_config
-from tests.kafka.conftest import wait_until
+from tests.kafka.conftest import delete_topics, wait_until
 from tests.kafka.coordination.conftest import Make
 from tests.limits import COMES_S
 
@@ -45,8 +45,7 @@ class Clicks:
     def create_again(self) -> None:
         """Delete the topic, and create it under the same name."""
         admin = AdminClient({"bootstrap.servers": self.servers})
-        admin.delete_topics([self.topic])[self.topic].result()
-        assert wait_until(lambda: self.topic not in admin.list_topics(timeout=10).topics)
+        delete_topics(self.servers, self.topic)
         admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)])[self.topic].result()
 
     def member(self, client_id: str) -> Coordinator:
@@ -75,9 +74,6 @@ class Clicks:
 def clicks(bootstrap_servers: str, make: Make) -> Clicks:
     """A topic of this test."""
     return Clicks(bootstrap_servers, make)
-
-
-Consume = Callable[..., list[int]]
 
 
 @pytest.mark.parametrize("mode", ["at-least-once", "at-most-once"])

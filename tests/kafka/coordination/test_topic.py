@@ -7,17 +7,12 @@ import time
 import pytest
 from confluent_kafka.admin import (
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
     NewTopic,
-    ResourceType,
 )
 
 from kmq_spark.coordination import Coordinator, channel, create_coordination_topic
 from kmq_spark.errors import TopicError
-from tests.kafka.conftest import wait_until
+from tests.kafka.conftest import add_partitions, set_topic, wait_until
 from tests.kafka.coordination.conftest import T, held
 
 pytestmark = pytest.mark.kafka
@@ -55,9 +50,7 @@ def test_members_stop_when_the_topic_grows(bootstrap_servers: str, monkeypatch: 
     create_coordination_topic(bootstrap_servers, topic=name, partitions=1, replication_factor=1)
     with Coordinator("g", bootstrap_servers=bootstrap_servers, topic=name, heartbeat=T / 1000) as member:
         claim = held(member.claim("r"))
-        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-        (grown,) = admin.create_partitions([NewPartitions(name, 2)]).values()
-        grown.result()
+        add_partitions(bootstrap_servers, 2, name)
         assert wait_until(lambda: member.failure is not None)
         with pytest.raises(TopicError, match="has another number of partitions: got 2, it had 1; stop all members"):
             member.claim("s")
@@ -70,11 +63,7 @@ def test_members_stop_when_the_topic_takes_the_clocks_of_hosts(bootstrap_servers
     create_coordination_topic(bootstrap_servers, topic=name, partitions=1, replication_factor=1)
     with Coordinator("g", bootstrap_servers=bootstrap_servers, topic=name, heartbeat=T / 1000) as member:
         claim = held(member.claim("r"))
-        entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
-        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-        (altered,) = admin.incremental_alter_configs([resource]).values()
-        altered.result()
+        set_topic(bootstrap_servers, name, "message.timestamp.type", "CreateTime")
         assert wait_until(lambda: member.failure is not None)
         with pytest.raises(TopicError, match=r"message.timestamp.type=CreateTime at offset \d+, must be LogAppendTime"):
             member.claim("s")

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from kmq_spark import (
     ConfigError,
@@ -36,7 +35,7 @@ from kmq_spark.wire.headers import (
     TTL_MS,
     Headers,
 )
-from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all
+from tests.kafka.conftest import Queue, consumer_of, delete_topics, read_all, receive_all
 from tests.kafka.letters import Letters
 
 pytestmark = pytest.mark.kafka
@@ -235,9 +234,7 @@ def test_ends_past_the_end_of_a_topic_without_its_id_are_refused(letters: Letter
 
 def create_again(letters: Letters) -> None:
     """Delete the dead-letter topic and create it again."""
-    admin = AdminClient({"bootstrap.servers": letters.bootstrap_servers})
-    for future in admin.delete_topics([letters.topics.dead_letter_topic]).values():
-        future.result(10)
+    delete_topics(letters.bootstrap_servers, letters.topics.dead_letter_topic)
     create_queue_topics(letters.name, bootstrap_servers=letters.bootstrap_servers, partitions=2)
 
 

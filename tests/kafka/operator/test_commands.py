@@ -207,23 +207,6 @@ def test_doctor_of_a_new_queue_finds_it_fit(queue: Queue, tmp_path: Path) -> Non
     assert found["broker"][0]["what"].startswith("1 broker at ")
 
 
-def test_doctor_finds_messages_that_no_tracker_redelivers(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer died and no tracker runs; the first two findings say so."""
-    monkeypatch.setattr("kmq_spark.inspection.findings.OVERDUE_MS", 200)
-    queue.send("a", "b")
-    consumer = consumer_of(queue, lease=1, max_lease=1)
-    receive_all(consumer, 2)
-
-    def overdue() -> list[dict[str, str]]:
-        found = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))
-        return [each for each in found["in flight"] if each["level"] == "unhealthy"]
-
-    assert wait_until(lambda: bool(overdue()))
-    assert "2 of 2 messages are past their deadline" in overdue()[0]["what"]
-    assert overdue()[0]["repair"] == f"start the tracker: kmq tracker run {queue.name}"
-    consumer.close()
-
-
 def test_doctor_looks_at_all_queues_where_none_is_named() -> None:
     """A repair that several findings share is printed once."""
     with quick_broker() as broker:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.resuming import ResumingProducer
-from tests.kafka.conftest import Queue, read_all
+from tests.kafka.conftest import Queue, read_all, set_topic
 from tests.kafka.operator.test_commands import checks, kmq
 
 pytestmark = pytest.mark.kafka
@@ -85,19 +84,10 @@ def test_producer_that_is_forgotten_while_it_runs_is_fenced(queue: Queue) -> Non
     assert read_all(queue.bootstrap_servers, queue.name) == []
 
 
-def alter(queue: Queue, topic: str, key: str, value: str) -> None:
-    """Set a setting of a topic."""
-    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
-
-
 def test_topic_of_positions_that_deletes_records_is_refused_with_its_repair(queue: Queue) -> None:
     """A position that is gone means that everything is sent again."""
     copy(queue, "a")
-    alter(queue, f"{queue.name}.producers", "cleanup.policy", "delete")
+    set_topic(queue.bootstrap_servers, f"{queue.name}.producers", "cleanup.policy", "delete")
     repair = "kafka-configs.sh --alter --entity-type topics --entity-name .* --add-config cleanup.policy=compact"
     with pytest.raises(TopicError, match=repair):
         copy(queue, "b")

@@ -11,38 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmq_spark.core.markers import MessageId
-from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
+from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.settings import make_client, producer_config
 from kmq_spark.producer import producer as producer_module
 from kmq_spark.producer.producer import QueueProducer
 from tests.brokers import quick_broker
-from tests.kafka.conftest import Queue, read_all, wait_until
+from tests.kafka.conftest import Queue, add_partitions, read_all, wait_until
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.kafka
-
-
-def test_message_arrives_with_key_and_headers_as_they_were_sent(queue: Queue) -> None:
-    headers = [("traceparent", b"00-1"), ("a", "text"), ("a", None)]
-    queue.send("hello", key=b"\x00k", headers=headers)
-    (record,) = read_all(queue.bootstrap_servers, queue.name)
-    assert (record.value(), record.key()) == (b"hello", b"\x00k")
-    assert record.headers() == [("traceparent", b"00-1"), ("a", b"text"), ("a", None)]
-
-
-def test_callback_gets_the_place_of_the_message(make_queue: Callable[..., Queue]) -> None:
-    queue = make_queue(partitions=2)
-    answers: list[tuple[MessageId | None, KmqError | None]] = []
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
-        for _ in range(2):
-            producer.send(None, partition=1, on_delivery=lambda place, error: answers.append((place, error)))
-    assert answers == [(MessageId(1, 0), None), (MessageId(1, 1), None)]
 
 
 def test_callback_is_called_while_the_sender_is_idle(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +50,8 @@ def test_burst_without_keys_is_spread_over_the_partitions(make_queue: Callable[.
 
 def test_messages_without_a_key_reach_partitions_that_came_later(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "PARTITIONS_READ_EVERY_S", 0.0)
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
-        for future in admin.create_partitions([NewPartitions(queue.name, 2)]).values():
-            future.result(10)
-
+        add_partitions(queue.bootstrap_servers, 2, queue.name)
         places: list[MessageId | None] = []
 
         def has_come() -> bool:
@@ -163,22 +142,6 @@ def test_header_that_is_reserved_or_of_another_type_is_refused(queue: Queue, hea
         pytest.raises(ConfigError, match=message),
     ):
         producer.send("x", headers=headers)
-
-
-def test_partition_that_does_not_exist_is_an_error(queue: Queue) -> None:
-    with (
-        QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer,
-        pytest.raises(KmqError, match="_UNKNOWN_PARTITION"),
-    ):
-        producer.send("x", partition=9)
-
-
-def test_closed_producer_refuses_to_send(queue: Queue) -> None:
-    producer = QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers)
-    producer.close()
-    producer.close()
-    with pytest.raises(UsageError, match="producer is closed"):
-        producer.send("x")
 
 
 def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient, ConfigResource
 from typer.testing import CliRunner
 
 from faults.three_brokers import ThreeBrokers
@@ -14,7 +14,7 @@ from kmq_spark.cli.main import app
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.topics import check_queue, create_queue_topics
 from tests.brokers import quick_java
-from tests.kafka.stage import wait_until
+from tests.kafka.conftest import set_topic, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,15 +48,6 @@ def has_setting(brokers: ThreeBrokers, topic: str, key: str, value: str) -> bool
     )
 
 
-def change(brokers: ThreeBrokers, topic: str, key: str, value: str) -> None:
-    """Set a setting of a topic."""
-    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
-    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-    (future,) = admin.incremental_alter_configs([ConfigResource("topic", topic, incremental_configs=[entry])]).values()
-    future.result(20)
-    assert has_setting(brokers, topic, key, value)
-
-
 @pytest.mark.parametrize("replication_factor", [-1, 3])
 def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
     brokers: ThreeBrokers, replication_factor: int
@@ -88,7 +79,8 @@ def test_setting_that_loses_acknowledged_records_is_found_with_its_repair(
     """The start check of every tracker and the doctor find it."""
     name = f"weak-{topic.partition('.')[2]}-{key}"
     create_queue_topics(name, bootstrap_servers=brokers.bootstrap_servers, partitions=1)
-    change(brokers, topic.format(name), key, value)
+    set_topic(brokers.bootstrap_servers, topic.format(name), key, value)
+    assert has_setting(brokers, topic.format(name), key, value)
     with pytest.raises(TopicError) as raised:
         check_queue(name, bootstrap_servers=brokers.bootstrap_servers)
     assert f"has {key}={value}" in str(raised.value)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from typer.testing import CliRunner
 
 from kmq_spark.cli.main import app
@@ -18,7 +17,7 @@ from kmq_spark.errors import ConfigError
 from kmq_spark.kafka.queue_rules import create_queue, read_rules
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.parts import sender_of
-from tests.kafka.conftest import Queue, consumer_of, drop, read_all, seen, settings_of, track, wait_until
+from tests.kafka.conftest import Queue, consumer_of, drop, seen, set_topic, settings_of, track, wait_until
 from tests.kafka.stage import put_rules
 from tests.limits import COMES_S
 
@@ -46,19 +45,6 @@ def test_rules_are_read_as_they_were_written_and_a_stale_change_is_refused(queue
     found = read_rules(queue.name, bootstrap_servers=queue.bootstrap_servers)
     assert found is not None
     assert (found.version, found.rules.max_deliveries, found.lease_s) == (2, 7, 9)
-
-
-def test_limit_is_that_of_the_queue(queue: Queue) -> None:
-    queue.send("a")
-    put(queue, max_deliveries=1)
-    drop(queue, 1)
-    ended = track(queue)
-    assert (ended.redelivered, ended.dead_lettered) == (0, 1)
-    (letter,) = read_all(queue.bootstrap_servers, f"{queue.name}.dlq")
-    assert dict(letter.headers())["__dlq.errors.message"] == b"delivery limit reached: 1 of 1"
-    (written,) = queue.markers(MarkerType.RULES)
-    assert written.marker.rules is not None
-    assert (written.marker.rules.version, written.marker.rules.max_deliveries) == (1, 1)
 
 
 def test_message_keeps_the_backoff_of_its_start_though_a_tracker_without_state_comes_after_the_change(
@@ -190,7 +176,6 @@ def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(queue: Queue)
 
 def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """Delays and times to live count from the append time of the first copy; `queue create` sets LogAppendTime."""
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
 
     def check() -> None:
         caplog.clear()
@@ -198,9 +183,6 @@ def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: py
 
     check()
     assert "clocks of the producers" not in caplog.text
-    entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, queue.name, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
+    set_topic(queue.bootstrap_servers, queue.name, "message.timestamp.type", "CreateTime")
     check()
     assert "follow the clocks of the producers" in caplog.text

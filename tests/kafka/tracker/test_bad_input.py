@@ -6,32 +6,20 @@ import logging
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-)
 
 from kmq_spark.errors import KmqError, TopicError
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import decode_marker
-from tests.kafka.conftest import read_all
-from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.kafka.conftest import read_all, set_topic, wait_until
+from tests.kafka.stage import Stage, receive_all
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
 def set_clock(stage: Stage, kind: str) -> None:
     """Set which times the markers topic has, and wait until the broker says so."""
-    entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource("topic", stage.layout.topics.markers_topic, incremental_configs=[entry])
-    admin = AdminClient(
-        {"bootstrap.servers": stage.bootstrap_servers}
-    )  # the futures of a client that is gone never complete
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
+    set_topic(stage.bootstrap_servers, stage.layout.topics.markers_topic, "message.timestamp.type", kind)
     assert wait_until(lambda: is_refused(stage) is (kind == "CreateTime"))
 
 

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 
 from kmq_spark.tracker import queue_tracker
 from kmq_spark.tracker.service import allow_open_files
-from tests.kafka.conftest import receive_all
-from tests.kafka.stage import Stage, wait_until
+from tests.kafka.conftest import receive_all, wait_until
+from tests.kafka.stage import Stage
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:

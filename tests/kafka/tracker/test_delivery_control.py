@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
 
-from kmq_spark.core.fold import fold
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
-from kmq_spark.core.outcome import PartitionOutcome
-from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.topics import QueueLayout, create_queue_topics
 from kmq_spark.wire.codec import decode_marker, encode_marker
-from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN, SILENT_COUNT, SUBSCRIPTION, TTL_MS
-from tests.builders import begun, tick
-from tests.builders import log as placed
-from tests.builders import start as started
-from tests.kafka.conftest import read_all
-from tests.kafka.stage import wait_until
-from tests.kafka.tracker.senders import new_sender
+from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN, SILENT_COUNT, TTL_MS
+from tests.kafka.conftest import read_all, wait_until
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -160,28 +149,3 @@ def test_message_whose_time_is_over_is_not_sent_again(stage: Stage, log: Log, ex
     )
     assert sorted(log.ended(Outcome.EXPIRED)) == ([at_start] if letters else [over, at_start])
     assert sorted(log.ended(Outcome.DEAD_LETTERED)) == ([over, at_start] if letters else [])
-
-
-def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_markers(bootstrap_servers: str) -> None:
-    """All groups share the queue topic; each group has its own markers, dead letters and offsets."""
-    queue = f"shared.{time.time_ns()}"
-    create_queue_topics(queue, bootstrap_servers=bootstrap_servers, partitions=1)
-    # Two topics of these three are those of the group.
-    create_queue_topics(f"{queue}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
-    topics = QueueTopics(queue, "billing")
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
-    producer.produce(queue, b"value", partition=0)
-    producer.flush(10)
-    result = fold(begun(), placed(started(0), tick(9_000)))
-    sender = new_sender(QueueLayout(topics, 1, 1), bootstrap_servers)
-    sender.open()
-    try:
-        status = replace(result.status, term=0)
-        assert sender.deliver([PartitionOutcome(0, status, result.decisions)]).redelivered == 1
-    finally:
-        sender.close()
-    _, copy = read_all(bootstrap_servers, queue)
-    assert (header(copy, SUBSCRIPTION), header(copy, SILENT_COUNT)) == (b"billing", b"1")
-    records = read_all(bootstrap_servers, f"{queue}.subscription-billing.markers")
-    markers = [decode_marker(each.value()) for each in records]
-    assert [each.outcome for each in markers if each.type is MarkerType.END] == [Outcome.REDELIVERED]

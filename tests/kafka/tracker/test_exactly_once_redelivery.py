@@ -10,7 +10,8 @@ import pytest
 from kmq_spark.demo.audit import audit
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.tracker.service import TrackerService
-from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.kafka.conftest import wait_until
+from tests.kafka.stage import Stage, receive_all
 from tests.limits import COMES_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -31,33 +32,6 @@ def test_message_that_was_not_acked_comes_again_with_its_bytes_and_its_count(sta
         assert wait_until(lambda: not audit(stage.layout, stage.bootstrap_servers).lost)
     story = audit(stage.layout, stage.bootstrap_servers)
     assert (story.redelivered, story.early) == (1, 0)
-
-
-def test_message_goes_to_dead_letter_after_max_deliveries(stage: Stage) -> None:
-    """The third delivery of three is the last one."""
-    stage.send("poison")
-    with stage.tracking(), stage.consumer(lease=1) as consumer:
-        counts = [receive_all(consumer, 1)[0].delivery_count for _ in range(3)]
-        assert wait_until(lambda: len(audit(stage.layout, stage.bootstrap_servers).rejected) == 1)
-        assert consumer.receive(1, timeout=1.0) == []
-    assert counts == [1, 2, 3]
-
-
-def test_tracker_restarted_from_its_checkpoint_sends_nothing_twice(stage: Stage) -> None:
-    """Stopped with messages in flight and started again: each is redelivered once."""
-    stage.send(*(f"m{number}" for number in range(20)))
-    with stage.consumer() as consumer:
-        with stage.tracking():
-            held = receive_all(consumer, 20)
-            for message in held[:10]:
-                message.ack()
-            consumer.flush()
-        with stage.tracking():
-            again = receive_all(consumer, 10, ack=True)
-            consumer.flush()
-    story = audit(stage.layout, stage.bootstrap_servers)
-    assert sorted(message.value or b"" for message in again) == sorted(message.value or b"" for message in held[10:])
-    assert (story.redelivered, story.early, story.lost) == (10, 0, set())
 
 
 def test_available_now_run_handles_what_is_due_and_ends(stage: Stage) -> None:

@@ -46,16 +46,6 @@ def test_each_queue_is_tracked_by_one_process(fleet: Fleet) -> None:
     assert sorted(first.running() + second.running()) == ["bills", "emails", "orders"]
 
 
-def test_queues_of_a_process_that_dies_are_taken_over(fleet: Fleet) -> None:
-    """Within 2T and the time for an assignment."""
-    first = fleet.process("a", "orders")
-    assert wait_until(lambda: first.running() == ["orders"])
-    standby = fleet.process("b")
-    assert standby.running() == []
-    first.die()
-    assert wait_until(lambda: standby.running() == ["orders"])
-
-
 def test_queues_of_a_process_that_ends_are_handed_over_without_a_gap(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -299,11 +289,3 @@ def test_queues_of_a_process_without_a_jvm_do_not_wait_for_its_trackers(fleet: F
     assert first.running() == ["orders"]
     first.tracker("orders").end.set()
     assert first.wait_end() is first.engine_error
-
-
-def test_second_process_with_a_members_name_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first one is a member."""
-    monkeypatch.setattr(fleet_module, "JOIN_S", 3.0)
-    fleet.process("a", "orders")
-    second = fleet.process("a", "orders")
-    assert "cannot join group" in str(second.wait_end())

@@ -13,7 +13,8 @@ from confluent_kafka import Producer
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.tracker import pacing
 from kmq_spark.wire.codec import encode_marker
-from tests.kafka.stage import receive_all, wait_until
+from tests.kafka.conftest import wait_until
+from tests.kafka.stage import receive_all
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.ticker import Ticker
 from tests.brokers import quick_broker
-from tests.kafka.conftest import Queue, read_all
-from tests.kafka.stage import wait_until
+from tests.kafka.conftest import Queue, read_all, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
-from tests.kafka.stage import wait_until
+from tests.kafka.conftest import delete_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,10 +97,7 @@ def test_payload_reader_notices_that_the_log_has_changed_since_it_asked_for_its_
     delete_below(bootstrap_servers, topic, 5)
     found = {each.offset: each.message and each.message.value() for each in reader.read({0: [2, 4, 5, 8]})}
     assert found == {2: None, 4: None, 5: b"5", 8: b"8"}
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    for future in admin.delete_topics([topic]).values():
-        future.result(10)
-    assert wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    delete_topics(bootstrap_servers, topic)
     create_queue_topics(topic, bootstrap_servers=bootstrap_servers, partitions=1)
     send(bootstrap_servers, topic, b"new")
     assert [each.message for each in reader.read({0: [7]})] == [None]

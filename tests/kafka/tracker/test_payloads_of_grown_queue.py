@@ -7,12 +7,12 @@ import time
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.payloads import PayloadReader
-from kmq_spark.kafka.settings import admin_config, producer_config, reader_config, transactional_producer_config
+from kmq_spark.kafka.settings import producer_config, reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import create_queue_topics
+from tests.kafka.conftest import add_partitions
 
 pytestmark = pytest.mark.kafka
 
@@ -29,9 +29,7 @@ def test_partition_added_after_the_first_read_is_read_and_one_that_is_not_there_
     reader = PayloadReader(reader_config(bootstrap_servers, "payloads"), queue, timeout=10)
     try:
         assert [payload.message.value() for payload in reader.read({0: [0]}) if payload.message] == [b"old"]
-        admin = AdminClient(admin_config(bootstrap_servers))
-        for future in admin.create_partitions([NewPartitions(queue, 3)]).values():
-            future.result()
+        add_partitions(bootstrap_servers, 3, queue)
         producer.list_topics(queue)
         producer.produce(queue, b"new", partition=2)
         producer.flush()

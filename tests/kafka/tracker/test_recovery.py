@@ -12,7 +12,8 @@ from kmq_spark.errors import KmqError
 from kmq_spark.kafka.settings import admin_config
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.tracker.queue_tracker import QueueTracker
-from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.kafka.conftest import delete_topics, wait_until
+from tests.kafka.stage import Stage, receive_all
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -117,8 +118,5 @@ def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_wit
 def make_anew(stage: Stage) -> None:
     """Delete the topics of the queue and create them again."""
     topics = stage.layout.topics
-    admin = AdminClient(admin_config(stage.bootstrap_servers))
-    for future in admin.delete_topics(list(topics.all_topics)).values():
-        future.result()
-    assert wait_until(lambda: topics.queue_topic not in admin.list_topics(timeout=10).topics)
+    delete_topics(stage.bootstrap_servers, *topics.all_topics)
     create_queue_topics(stage.queue, bootstrap_servers=stage.bootstrap_servers, partitions=2)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from kmq_spark.core.decisions import Decision
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
@@ -24,7 +23,7 @@ from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN
 from tests.builders import decisions_of
-from tests.kafka.conftest import read_all, wait_until
+from tests.kafka.conftest import add_partitions, delete_topics, read_all, set_topic
 from tests.kafka.tracker.senders import new_sender
 from tests.limits import COMES_S
 
@@ -202,23 +201,6 @@ def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
     assert newer.deliver([outcome(due(offset))]).redelivered == 1
 
 
-def test_message_too_large_to_redeliver_becomes_dead_letter_with_its_payload(make_place: Callable[..., Place]) -> None:
-    """The broker's limit leaves no room for our headers; the next message is redelivered as usual."""
-    place = make_place(max_message_bytes=10_000)  # the topic takes 16 KiB more, the dead-letter topic 64 KiB more yet
-    large = b"x" * (10_000 + 16 * 1024 - 110)
-    offsets = place.send(b"small", large, b"small too")
-    sent = place.sender().deliver([outcome(due(*offsets))])
-    (letter,) = place.dead_letters()
-    assert (letter.key(), letter.value()) == (b"k", large)
-    assert reason_of(letter).startswith("too large to redeliver")
-    assert [record.value() for record in place.messages()] == [b"small", b"small too"]
-    assert (sent.redelivered, sent.dead_lettered) == (2, 1)
-    assert {end.outcome: end.ranges for end in place.ends()} == {
-        Outcome.REDELIVERED: ((0, 1), (2, 1)),
-        Outcome.DEAD_LETTERED: ((1, 1),),
-    }
-
-
 def test_batch_of_messages_that_are_too_large_does_not_stand_still(
     make_place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +227,7 @@ def test_small_message_that_is_too_large_for_its_topic_is_found_by_the_second_te
     before the tracker does: then the next term begins some batches later.
     """
     first, *_ = place.send(b"0", b"x" * 400, b"2", b"3")
-    set_topic(place, place.layout.topics.queue_topic, "max.message.bytes", "450")
+    set_topic(place.bootstrap_servers, place.layout.topics.queue_topic, "max.message.bytes", "450")
     place.layout = replace(place.layout, max_message_bytes=450)
     sender = place.sender(transaction_timeout=3)
     assert sender.deliver([outcome(due(first), message_counts=[4])]).redelivered == 0
@@ -267,7 +249,7 @@ def test_payload_that_fits_nowhere_stays_and_its_dead_letter_names_the_place(
     place = make_place(max_message_bytes=10_000)
     large = b"x" * (10_000 + 16 * 1024 - 110)
     (offset,) = place.send(large)
-    set_topic(place, place.layout.topics.dead_letter_topic, "max.message.bytes", "5000")
+    set_topic(place.bootstrap_servers, place.layout.topics.dead_letter_topic, "max.message.bytes", "5000")
     sent = place.sender().deliver([outcome(due(offset))])
     (letter,) = place.dead_letters()
     assert letter.value() is None
@@ -281,11 +263,8 @@ def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> No
     sender = place.sender(commit_interval=0)
     (first,) = place.send(b"old")
     sender.deliver([outcome(due(first))])
-    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
     topics = place.layout.topics
-    grown = [NewPartitions(name, 3) for name in (topics.queue_topic, topics.markers_topic)]
-    for future in admin.create_partitions(grown).values():
-        future.result(10)
+    add_partitions(place.bootstrap_servers, 3, topics.queue_topic, topics.markers_topic)
     time.sleep(0.5)
     (offset,) = place.send(b"new", partition=2)
     before, batch = sender.term, [outcome(due(offset, partition=2), partition=2, next_offset=3)]
@@ -294,15 +273,6 @@ def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> No
     assert sender.deliver(batch).redelivered == 1
     assert [(record.partition(), record.value()) for record in place.messages()] == [(0, b"old"), (2, b"new")]
     assert place.committed(2)[:2] == (3, 4)
-
-
-def set_topic(place: Place, topic: str, key: str, value: str) -> None:
-    """Set a topic's setting."""
-    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
-    resource = ConfigResource("topic", topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
 
 
 def test_message_id_of_a_decision_is_the_queues_not_the_markers(make_place: Callable[..., Place]) -> None:
@@ -323,10 +293,7 @@ def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(place: Pla
     write_unreadable(place, 5)
     old = place.sender(commit_interval=0)
     old.deliver([outcome(next_offset=5, needed_offset=5)])
-    admin = AdminClient({"bootstrap.servers": servers})
-    for future in admin.delete_topics(list(topics.all_topics)).values():
-        future.result()
-    assert wait_until(lambda: topics.queue_topic not in admin.list_topics(timeout=10).topics)
+    delete_topics(servers, *topics.all_topics)
     create_queue_topics(topics.queue_topic, bootstrap_servers=servers, partitions=1)
     write_unreadable(place, 20)
     old.tend({0: 5})

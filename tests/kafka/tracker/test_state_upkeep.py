@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kafka.stage import receive_all, wait_until
+from tests.kafka.conftest import wait_until
+from tests.kafka.stage import receive_all
 
 if TYPE_CHECKING:
     from tests.kafka.stage import Stage

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.sender import redelivery
+from tests.kafka.conftest import delete_topics
 from tests.kafka.tracker.senders import StampingSender, new_sender
 from tests.kafka.tracker.test_redelivery_sender import due, outcome
 
@@ -135,9 +135,8 @@ def test_tracker_of_a_queue_topic_that_was_created_again_is_refused_and_one_that
     """The new messages have the offsets of those in flight: they would be sent again though nobody has taken them."""
     sender = make_sender()
     sender.open()
-    admin, queue = AdminClient({"bootstrap.servers": bootstrap_servers}), layout.topics.queue_topic
-    for future in admin.delete_topics([queue]).values():
-        future.result(10)
+    queue = layout.topics.queue_topic
+    delete_topics(bootstrap_servers, queue)
     create_queue_topics(queue, bootstrap_servers=bootstrap_servers, partitions=2)
     told = f"topic '{queue}' was deleted and created again, '{queue}.markers' was not: .*; delete '{queue}.markers' too"
     with pytest.raises(TopicError, match=told):
