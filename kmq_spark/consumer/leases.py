@@ -103,7 +103,6 @@ class Lease:
         started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 if unknown.
         ends_at_ms: When it ends by the append times of its START and KEEPALIVEs: what stands in the log before has not
             been redelivered.
-        end_reason: Reason why it ended; empty while it is held.
         is_unconfirmed: Whether its partition went to another consumer, without an offset after its messages.
     """
 

@@ -45,14 +45,9 @@ class Decisions:
     equal.
 
     Attributes:
-        queue_partition: Queue partition of the messages, int32.
-        message_offset: Offset of the first message of the run in the queue topic, int64.
         message_count: Number of messages in the run, at least 1. int32.
-        delivery_count: Number of deliveries so far, int32.
-        action: A `DecisionAction`, int8.
         deadline_at_ms: When the lease ended, epoch milliseconds, on the broker's clock at the deciding TICK; -1 for
             rejected messages. int64.
-        tick_marker_offset: Marker offset of the TICK that decided the messages, int64.
         tick_at_ms: Append time of that TICK, epoch milliseconds, broker clock, int64.
         start_marker_offset: Marker offset of the last START of the messages, int64.
         is_silent: Whether the lease ran out without a release, deferral or rejection. bool.

@@ -50,15 +50,9 @@ class Events:
         count: Number of messages of each event, adjacent in one queue partition.
         source: Index of the event's marker in the marker columns.
         times: Number of equal events that this one stands for, itself included.
-        type: A `MarkerType`.
-        marker_offset: Offset of the marker in the markers partition.
         deadline_at_ms: START, KEEPALIVE: clock plus lease; for a deferral, not before the instant it names.
         lease_ms: START, KEEPALIVE: the lease, or the delay of a release, milliseconds.
-        delivery_count: START: the delivery count.
-        outcome: END: an `Outcome`.
         never_handed_out: START, KEEPALIVE: 1 if the delivery does not count.
-        release: KEEPALIVE: a `Release`.
-        by_tracker: END: whether a tracker wrote it. bool.
         reasons: END, KEEPALIVE with FAILED: free text.
     """
 

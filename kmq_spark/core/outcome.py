@@ -20,9 +20,6 @@ class PartitionOutcome:
     The result of folding one batch of one markers partition.
 
     Attributes:
-        marker_partition: Number of the markers partition.
-        status: Status of the partition after the batch.
-        decisions: Redeliveries and dead letters to send.
         unreadable: What the first records say that cannot be read as markers; `Counters.unreadable` has their number.
     """
 

@@ -47,14 +47,7 @@ class _Leases:
     Events sorted by key and split into leases.
 
     Attributes:
-        source: Index of each event's marker.
-        weight: Number of messages of each event.
-        times: Number of equal events that each event stands for.
-        of_event: Index of each event's lease.
-        first: Index of the first event of each lease.
         began: Whether a START opens the lease; otherwise it continues a lease in the table.
-        key: Key of the first message of each lease.
-        count: Number of messages of each lease.
         row: Row of these messages in the table; -1 if they are not in the table.
         before: Standing of the messages after the START that opens the lease; without a START, their standing in the
             table.
@@ -96,7 +89,6 @@ class _Values(NamedTuple):
 
     Attributes:
         deadline_at_ms: Deadline without backoff.
-        delivery_count: Deliveries so far.
         given_back: Whether a release or deferral ended the delivery.
         backs_off: Whether backoff is added to the deadline.
         failed_by: Index of the KEEPALIVE FAILED that ended the delivery; -1 if there is none.

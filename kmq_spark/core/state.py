@@ -58,18 +58,13 @@ class Counters:
         started: STARTs of messages not in flight.
         renewed: STARTs of messages in flight.
         kept_alive: KEEPALIVEs that set a deadline.
-        acked: ENDs with ACKED that removed a message from the messages in flight.
         expired: ENDs with EXPIRED that did so, also those that a tracker writes in place of a copy.
         rejected: ENDs with REJECTED; the message stays in flight until it is dead-lettered. Includes ENDs with EXPIRED
             where the queue dead-letters expired messages.
-        redelivered: ENDs with REDELIVERED that did so.
-        dead_lettered: ENDs with DEAD_LETTERED that did so.
         keepalive_unknown: KEEPALIVEs of messages that are not in flight, or are rejected.
         end_late: ENDs of a tracker of messages that were ended before it.
         end_unknown: ENDs of consumers of messages that are not in flight, or are rejected.
-        ticks: Number of TICKs.
         repeated: Number of markers that had been folded before.
-        unreadable: Number of records that cannot be read as markers.
     """
 
     started: int = 0
@@ -108,16 +103,12 @@ class Status:
         needed_marker_offset: First marker offset that is needed to rebuild the state.
         next_deadline_at_ms: Earliest deadline of a message in flight that is not decided, on the broker's clock if that
             clock does not step; -1 if a rejected message waits for a TICK; None if there is no such message.
-        counters: See `Counters`.
         state_bytes: Size of the stored state in bytes; 0 if it was not measured.
-        rules: The queue's rules in force after the batch; None if the queue has no rules of its own.
-        needed_rules: The queue's rules in force at `needed_marker_offset`.
         behind_ms: How far the append time of the last record is behind the clock, milliseconds; above 0 after the
             broker's clock was set back.
         marked: Number of decided messages whose END is not yet read back.
         needed_ahead_ms: How far the clock was ahead at `needed_marker_offset`, milliseconds.
         term: Number of the newest term; 0 before the first. The decisions of the batch are of this term.
-        term_by: Id of the tracker that began it.
     """
 
     next_marker_offset: int
@@ -170,15 +161,7 @@ class PartitionState:
     The complete state of the fold of one markers partition.
 
     Attributes:
-        in_flight: Messages in flight.
-        clock_ms: Clock of the partition (`core.clock`), epoch milliseconds; 0 before the first record.
-        next_marker_offset: First marker offset that is not folded.
-        counters: See `Counters`.
         marks: Messages that the newest term has decided and whose END is not yet read back.
-        term: Number of the newest term; 0 before the first.
-        term_by: Id of the tracker that began it.
-        rules_log: The changes of the queue's rules.
-        appended_at_ms: Append time of the last record, epoch milliseconds, broker clock; 0 before the first.
         ahead: Marker offset and new value (milliseconds) of each change of `behind_ms`, ascending, from the oldest
             marker still needed on; the value before the first change is 0.
     """

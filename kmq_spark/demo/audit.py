@@ -38,7 +38,6 @@ class Audit:
         sent: First copies in the queue topic.
         acked: Messages (as first copies) with an END ACKED.
         rejected: Messages (as first copies) with a dead letter.
-        redelivered: Number of copies that the tracker sent.
         lateness_ms: For each of these copies, append time minus deadline; negative means too early.
     """
 

@@ -103,9 +103,7 @@ class TrackerFacts:
 
     Attributes:
         positions: First marker not folded.
-        needed: First marker needed for a rebuild.
         last_committers: Id of the tracker that committed last.
-        unread: Markers past the positions.
         heartbeat_at_ms: Time of the last commit, clock of the tracker's host; None if there is no heartbeat.
         snapshot_lag: Number of batches since the last snapshot of its state was uploaded.
     """
@@ -144,14 +142,9 @@ class PartitionView:
     Attributes:
         oldest_at_ms: Start of the message that is held longest; None if there is none.
         deadlines_ms: Deadline of each run in flight; a rejected message, which waits for the tracker, has none.
-        run_counts: Number of messages of each of these runs.
-        holders: Consumers with messages whose lease runs, by id.
         acked_at_ms: Append time of the newest END without a copy: acknowledged, rejected or expired; 0 before.
-        newest_at_ms: Append time of the newest marker; 0 before.
         ticked_at_ms: Append time of the newest TICK; 0 before.
         counted: Counters of the fold by name, since the view began.
-        unreadable: Number of records that are no markers.
-        unreadable_at: Offsets of the first of them.
     """
 
     in_flight: int
@@ -332,11 +325,9 @@ class DoctorFacts:
     A queue, and what only `kmq doctor` looks at.
 
     Attributes:
-        rules: The queue's rules as text.
         taking_nothing: Logical queues with consumers that started none in a minute, although one was ready.
         new_dead_letters: Dead letters of the last hour, control records included.
         producers: Producers with an id; None if we may not read them.
-        fleets: Tracker fleets to which the queue belongs.
         blocked: Partitions that cannot be read to their end because a transaction has been open for too long, by topic.
     """
 

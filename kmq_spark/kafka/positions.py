@@ -54,10 +54,8 @@ class Heartbeat(NamedTuple):
 
     Attributes:
         at_ms: Time of the report, epoch milliseconds, clock of the tracker's host.
-        in_flight: Number of messages in flight.
         due_at_ms: Earliest deadline of these messages, broker clock; None if none falls due.
         is_stopped: Whether the tracker was asked to stop and this is its last commit.
-        snapshot_lag: Number of batches since the last snapshot of the state was uploaded.
     """
 
     at_ms: int
@@ -95,14 +93,12 @@ class Position(NamedTuple):
     How far one markers partition is folded.
 
     Attributes:
-        next_offset: First marker offset that is not folded yet.
         needed_offset: First marker offset that a rebuild of the state must read.
         tracker_id: Id of the tracker that committed the position; empty if unknown.
         rules: The queue's rules in force at `needed_offset`, for a rebuild; None if the queue has no rules of its own.
         topic_id: Topic id of the markers topic: it changes if the topic is deleted and created again. Empty if unknown.
         is_after_gap: Whether markers below the position were removed and there is no proof that a tracker had read
             them. It stays true until a marker after the gap was folded.
-        clock: Clock of the partition at `needed_offset`, for a rebuild.
         queue_id: Topic id of the queue topic, to whose messages the markers belong. Empty if unknown.
     """
 
@@ -173,8 +169,6 @@ class ResumePoint:
             `offsets.retention.minutes`.
         is_other_topic: Whether a tracker has committed offsets for another topic of this name: its topic id differs, or
             it was longer.
-        topic_id: Topic id of the markers topic; empty if the broker does not return one.
-        queue_id: Topic id of the queue topic, likewise.
         unproven_gaps: First marker to read in each partition with `is_after_gap`: markers below it were removed and
             there is no proof that a tracker had read them.
     """

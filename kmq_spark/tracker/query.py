@@ -47,11 +47,8 @@ class MarkersSource:
     The settings of Spark's Kafka source for the markers topic.
 
     Attributes:
-        bootstrap_servers: Comma-separated `host:port`.
-        topic: Markers topic.
         starting_offsets: First marker offset of every partition, for a query without checkpoint.
         group_id_prefix: Prefix of the names that Spark generates for its consumer groups; ACLs need it.
-        max_markers_per_batch: Most markers in one batch.
         extra: Settings of the Java client without the `kafka.` prefix, such as `security.protocol`.
         fail_on_removed: Whether the query fails if retention removed markers before they were read.
         tasks: Most Spark tasks that read. Without a limit each markers partition has one, and costs most of its time

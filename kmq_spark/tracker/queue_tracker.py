@@ -80,8 +80,6 @@ class QueueTracker(RestartedQuery):
     The tracker of one queue.
 
     Attributes:
-        snapshot_lag: Batches since the last uploaded snapshot of the state.
-        stats: What the tracker has done since the process started.
         gives_way_s: How long this tracker pauses after each batch, so that another one can start sooner, seconds.
             Redelivery from this queue is later by as much. A pause ends when this becomes shorter than it.
         on_batch: Called after each batch with its outcomes and what was sent; None for no call.

@@ -25,8 +25,6 @@ class MarkerLog:
     The decoder of one markers partition, for one batch.
 
     Attributes:
-        topic: Markers topic, for error texts.
-        marker_partition: Number of the markers partition.
         markers: All records read so far; an unreadable one has no marker.
         unreadable: What the first records say that are not markers: place, reason, first bytes.
     """

@@ -26,10 +26,8 @@ class Member(NamedTuple):
     A member of a group.
 
     Attributes:
-        client_id: Name of the member.
         instance: Id of the process that uses the name.
         joined_at: Offset of this instance's JOIN.
-        metadata: Any bytes, for other members.
         is_draining: Whether no more tasks are assigned to it.
         seen_ms: The group's clock at its last heartbeat.
         renewed_ms: The group's clock at its last heartbeat that renewed its claims (none does in a pause).
@@ -82,7 +80,6 @@ class World:
     A group as of an offset of its partition.
 
     Attributes:
-        next_offset: Offset of the first record that was not applied.
         clock_ms: The group's clock, which decides who is stale (`fold.py`).
         last_append_ms: Append time of the last record, broker clock; -1 before the first.
         newest_append_ms: Newest append time, broker clock; it ends pauses.
@@ -92,8 +89,6 @@ class World:
         snapshot_at: Offset of the newest complete snapshot; -1 before the first.
         members: By client id, in the order of their last heartbeats.
         held: Names of the held resources by client id, in the order in which the claims were last renewed.
-        resources: By name.
-        tasks: By name.
     """
 
     next_offset: int = 0

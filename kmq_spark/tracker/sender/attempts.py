@@ -51,10 +51,7 @@ class Attempt:
 
     Attributes:
         ends: The ENDs of the final decisions, complete after `records`.
-        redelivered: Messages sent to the queue topic again.
-        expired: Messages dropped because their TTL had expired.
         nonexistent: Decisions dropped because the queue topic has no message at their offset.
-        dead_lettered: Messages sent to the dead-letter topic.
         lateness_ms: Lateness of each redelivered message that the broker has acknowledged, milliseconds: append time
             minus deadline. In a block that of its last message.
     """

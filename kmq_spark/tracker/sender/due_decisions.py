@@ -49,14 +49,10 @@ class DueRun(NamedTuple):
 
     Attributes:
         marker_partition: Markers partition of the messages' START; the END is written to the same one.
-        queue_partition: Queue partition of the messages.
-        message_offset: Offset of the first message in that partition.
-        delivery_count: Deliveries so far.
         outcome: REDELIVERED, DEAD_LETTERED or EXPIRED. For EXPIRED only the END is sent.
         reason: For dead letters, their reason. For redeliveries, the error of the delivery that failed; empty for none.
         deadline_at_ms: Deadline of the lease, epoch milliseconds, broker clock at the deciding TICK; `REJECTED` for
             rejected messages.
-        tick_at_ms: Append time of the deciding TICK, epoch milliseconds, broker clock.
         is_silent: Whether the delivery ended silently: its lease ran out without a release, rejection or deferral.
         messages: The messages, in order of their offsets; None for one that the queue topic does not have.
     """

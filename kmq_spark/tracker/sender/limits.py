@@ -11,8 +11,6 @@ class SenderLimits:
     Limits of one sender.
 
     Attributes:
-        timeout: Bound on each call to the broker, seconds.
-        max_transaction_messages: Most messages in one transaction.
         max_transaction_bytes: A transaction gets no more messages once their payloads have this many bytes.
         commit_interval: Time between two offset commits while nothing is sent, seconds: also the heartbeat by which
             monitoring distinguishes an idle tracker from a dead one.

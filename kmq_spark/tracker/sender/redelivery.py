@@ -86,10 +86,7 @@ class RedeliverySender:
     Carries out the tracker's decisions for one queue, under one transactional id.
 
     Attributes:
-        topics: Topic and group names of the queue.
         tracker_id: Id of this tracker; its TERMs and the metadata of the group's offsets contain it.
-        term: Number of the newest term of this tracker; 0 before the first.
-        snapshot_lag: Batches since the last uploaded snapshot of the state; the offset commits contain it.
         committed_at_epoch_s: Time of the last offset commit, epoch seconds, this host's clock; 0 before the first.
     """
 

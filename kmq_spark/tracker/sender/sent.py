@@ -15,10 +15,7 @@ class Sent:
     What the sender has done for a batch.
 
     Attributes:
-        redelivered: Messages sent to the queue topic again.
-        expired: Messages dropped because their TTL had expired.
         nonexistent: Messages dropped because a marker named an offset at or past the end of the queue topic.
-        dead_lettered: Messages sent to the dead-letter topic.
         lateness_ms: For each redelivered message: append time minus deadline, milliseconds, broker clock.
     """
 
