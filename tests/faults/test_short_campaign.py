@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from faults import on_brokers, on_consumers, on_ledgers, on_letters, on_markers, on_sinks, on_trackers
+from faults.campaign import Campaign
 from faults.run import Result, Scenario
+from tests.brokers import quick_java
 
 if TYPE_CHECKING:
-    from faults.campaign import Campaign
+    from collections.abc import Iterator
+
+    from kmq_spark.local.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.faults, pytest.mark.kafka, pytest.mark.timeout(1800)]
 
@@ -22,6 +26,18 @@ LONG = [
     (on_brokers.grown_too_large, 4), (on_markers.corrupted, 8), (on_markers.hostile, 3), (on_letters.redriven, 4),
     (on_ledgers.killed, 2), (on_sinks.killed, 1),
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker) -> Iterator[Campaign]:
+    """The least of every fault: one injection of each kind."""
+    # Processes of tests share the machine. `make faults` judges times, a test does not.
+    folder = tmp_path_factory.mktemp("faults")
+    campaign = Campaign(folder, seed=1, scale=0.0, patience=4.0, broker=broker, broker_environment=quick_java())
+    try:
+        yield campaign
+    finally:
+        campaign.close()
 
 
 @pytest.mark.slow
