@@ -1,8 +1,7 @@
 """
 The pages of docs, typed as they stand: each in a fresh folder, on a broker of its own.
 
-The pages that are not here have no block that runs (`test_documents.py` counts them). `test_document_commands.py` and
-`test_document_settings.py` check the commands and settings that prose names.
+The pages that are not here have no block that runs (`test_documents.py` counts them).
 """
 
 from __future__ import annotations

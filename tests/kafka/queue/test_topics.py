@@ -61,23 +61,18 @@ def test_dead_letter_topic_takes_larger_records_than_the_queue(queue: Queue) -> 
     assert settings[1]["retention.ms"] == "-1"
 
 
-def test_topics_have_no_limit_in_bytes_whatever_the_default_of_the_cluster_is(queue: Queue) -> None:
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    topics = [f"{queue.name}{suffix}" for suffix in ("", ".markers", ".dlq", ".dlq.markers")]
-    for future in admin.describe_configs([ConfigResource("topic", topic) for topic in topics]).values():
-        entry = future.result(10)["retention.bytes"]
-        assert (entry.value, entry.is_default) == ("-1", False)
-
-
-def test_topics_take_whole_batches_whatever_the_default_of_the_cluster_is(queue: Queue) -> None:
+def test_topics_do_not_depend_on_the_defaults_of_the_cluster(queue: Queue) -> None:
     """With a smaller `message.max.bytes` of a cluster, STARTs and ENDs of a busy consumer would be refused."""
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     topics = [f"{queue.name}{suffix}" for suffix in ("", ".markers", ".dlq", ".dlq.markers", ".producers")]
     topics.append(f"coordination-{queue.name}")
     create_coordination_topic(queue.bootstrap_servers, topic=topics[-1], partitions=1, replication_factor=1)
-    for future in admin.describe_configs([ConfigResource("topic", topic) for topic in topics]).values():
-        entry = future.result(10)["max.message.bytes"]
-        assert (int(entry.value) >= 1_048_588, entry.is_default) == (True, False)
+    futures = admin.describe_configs([ConfigResource("topic", topic) for topic in topics])
+    found = {resource.name: future.result(10) for resource, future in futures.items()}
+    for topic, entries in found.items():
+        size, limit = entries["max.message.bytes"], entries["retention.bytes"]
+        assert (int(size.value) >= 1_048_588, size.is_default) == (True, False)
+        assert topic not in topics[:4] or (limit.value, limit.is_default) == ("-1", False)
 
 
 def test_missing_queue_is_reported_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
