@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.consumer.message import Message
+from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
@@ -149,6 +150,19 @@ def tracked(queue: Queue) -> Iterator[None]:
         tracker.join()
 
 
+def ack(messages: list[Message]) -> list[int]:
+    """Acknowledge messages; return their offsets."""
+    for message in messages:
+        message.ack()
+    return [message.id.message_offset for message in messages]
+
+
+def given_back(queue: Queue) -> list[int]:
+    """Return the message offsets that were released without counting the delivery."""
+    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+    return [offset for each in releases if each.never_handed_out for offset in covered(each)]
+
+
 def drop(queue: Queue, count: int) -> None:
     """Take messages and let their leases run out."""
     with consumer_of(queue, lease=1, max_lease=1) as consumer:
@@ -235,6 +249,14 @@ def make_queue(bootstrap_servers: str) -> Callable[..., Queue]:
         return Queue(name, bootstrap_servers)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def topic(bootstrap_servers: str) -> str:
+    """A coordination topic of this module."""
+    name = f"coordination-{os.getpid()}-{time.time_ns()}"
+    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
+    return name
 
 
 @pytest.fixture

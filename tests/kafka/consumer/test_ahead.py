@@ -9,7 +9,7 @@ import pytest
 
 from kmq_spark.consumer import pipeline
 from kmq_spark.core.markers import MarkerType
-from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.kafka.conftest import Queue, ack, consumer_of, covered, given_back, receive_all, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -34,22 +34,9 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "AWAY_S", 3_600.0)
 
 
-def ack(messages: list[Message]) -> list[int]:
-    """Acknowledge messages; return their offsets."""
-    for message in messages:
-        message.ack()
-    return [message.id.message_offset for message in messages]
-
-
 def offsets_of(queue: Queue, *types: MarkerType) -> list[int]:
     """Return the message offsets that markers cover."""
     return [offset for each in queue.markers(*types) for offset in covered(each.marker)]
-
-
-def given_back(queue: Queue) -> list[int]:
-    """Return the message offsets that were released without counting the delivery."""
-    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
-    return [offset for each in releases if each.never_handed_out for offset in covered(each)]
 
 
 @pytest.mark.usefixtures("always")

@@ -14,7 +14,7 @@ import kmq_spark
 from kmq_spark.consumer import pipeline, worker
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.core.markers import MarkerType
-from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.kafka.conftest import Queue, ack, consumer_of, covered, given_back, receive_all, wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -69,20 +69,6 @@ class Interrupt:
         return self._line
 
 
-def offsets_of(messages: list[Message]) -> list[int]:
-    """Acknowledge messages and return their offsets."""
-    for message in messages:
-        message.ack()
-    return [message.id.message_offset for message in messages]
-
-
-def given_back(queue: Queue) -> list[int]:
-    """Return what was released without having been handed out: the tracker redelivers it at once, uncounted."""
-    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE) if each.marker.never_handed_out]
-    assert all(each.redeliver_after_ms == 0 for each in releases)
-    return [offset for each in releases for offset in covered(each)]
-
-
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_interrupted(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
@@ -105,13 +91,13 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
             except KeyboardInterrupt:
                 places[interrupt.at] += 1
                 messages = []
-            received.update(offsets_of(messages))
-            following = offsets_of(receive_all(consumer, 2, max_messages=2))
+            received.update(ack(messages))
+            following = ack(receive_all(consumer, 2, max_messages=2))
             received.update(following)
             history[min(following)] = interrupt.at
             step += 1
         assert kept.is_held
-        received.update(offsets_of([kept]))
+        received.update(ack([kept]))
         assert consumer.in_flight_count == 0 or is_ahead
     assert len(places) > 60, places
     (position,) = queue.committed().values()
@@ -167,7 +153,7 @@ def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrup
     skipped = started if not queue.committed() else set()
     with consumer_of(queue) as other:
         position = queue.committed().get(0, len(skipped))
-        handled += offsets_of(receive_all(other, 300 - position))
+        handled += ack(receive_all(other, 300 - position))
     released = {offset for each in queue.markers(MarkerType.KEEPALIVE) for offset in covered(each.marker)}
     assert len(handled) == len(set(handled))
     assert sorted({*handled, *released, *skipped}) == list(range(300)), interrupt.at

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
+from tests.kafka.conftest import Queue, ack, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +28,6 @@ def fill(queue: Queue, consumer: QueueConsumer, partitions: int) -> list[Message
     assert consumer.receive(1, timeout=1.5) == []
     assert consumer._pipeline._fetcher._paused == set(range(partitions))
     return messages
-
-
-def ack(messages: list[Message]) -> None:
-    """Acknowledge messages."""
-    for message in messages:
-        message.ack()
 
 
 @pytest.mark.parametrize("group_protocol", PROTOCOLS)

@@ -1,29 +1,19 @@
-"""A coordination topic for each module, and coordinators of one group for each test."""
+"""Coordinators of one group for each test."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from kmq_spark.coordination import Claim, Coordinator, create_coordination_topic
+from kmq_spark.coordination import Claim, Coordinator
 
 T = 1_000
 """Heartbeat interval of the groups, milliseconds."""
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def topic(bootstrap_servers: str) -> str:
-    """A coordination topic of this module."""
-    name = f"coordination-{os.getpid()}-{time.time_ns()}"
-    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
-    return name
 
 
 Make = Callable[..., Coordinator]

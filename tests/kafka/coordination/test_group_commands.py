@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.coordination import Coordinator, create_coordination_topic
+from kmq_spark.coordination import Coordinator
 from kmq_spark.inspection.groups import read_groups
 from tests.kafka.operator.test_commands import kmq
 from tests.limits import COMES_S
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 T = 1_000
-
-
-@pytest.fixture(scope="module")
-def topic(bootstrap_servers: str) -> str:
-    """A coordination topic of this module."""
-    name = f"group-commands-{os.getpid()}-{time.time_ns()}"
-    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
-    return name
 
 
 class Group:

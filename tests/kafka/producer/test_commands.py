@@ -10,16 +10,11 @@ from confluent_kafka import Producer
 
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue_topics
-from kmq_spark.producer.resuming import ResumingProducer
 from tests.kafka.conftest import Queue, read_all, set_topic
 from tests.kafka.operator.test_commands import checks, kmq
+from tests.kafka.producer.test_resuming import producer_of
 
 pytestmark = pytest.mark.kafka
-
-
-def producer_of(queue: Queue, producer_id: str = "copier") -> ResumingProducer:
-    """Return a resuming producer."""
-    return ResumingProducer(queue.name, producer_id, bootstrap_servers=queue.bootstrap_servers)
 
 
 def copy(queue: Queue, *values: str, producer_id: str = "copier") -> None:

@@ -6,14 +6,12 @@ The trackers of most tests here are threads that note when they ran. Spark's tra
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.tracker import fleet as fleet_module
 from tests.kafka.conftest import wait_until
@@ -21,14 +19,6 @@ from tests.kafka.tracker.noting_fleet import Fleet, NotingTracker, T
 from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def topic(bootstrap_servers: str) -> str:
-    """A coordination topic of this module."""
-    name = f"fleet-{os.getpid()}-{time.time_ns()}"
-    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
-    return name
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -18,10 +17,11 @@ from kmq_spark import list_dead_letters
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import MarkerType, Release
 from kmq_spark.errors import KmqError
+from kmq_spark.local.probe import free_port
 from kmq_spark.worker import processes
 from kmq_spark.worker.child import Start
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
-from tests.kafka.conftest import Queue, covered, ended, stopped_if_it_hangs, track, wait_until
+from tests.kafka.conftest import Queue, ended, given_back, stopped_if_it_hangs, track, wait_until
 from tests.limits import COMES_S, ENDS_S
 
 pytestmark = pytest.mark.kafka
@@ -160,7 +160,7 @@ def test_whatever_a_handler_does_in_its_process_ends_its_message_alone(queue: Qu
     queue.send(*values)
     # Long enough that a loaded machine renews it; the message that hangs waits for the second.
     limits = {"KMQ_WORKER__LEASE": "10", "KMQ_WORKER__MAX_LEASE": "20"}
-    port = free_port()
+    port = str(free_port())
     options = "--processes", "3", "--metrics-port", port, "--log-format", "json"
     worker = Worker(queue, tmp_path, "odd", *options, **limits)
 
@@ -208,13 +208,6 @@ def test_batch_that_kills_its_process_is_handled_one_by_one(queue: Queue, tmp_pa
     assert "it was handling <Batch of 1 messages, the first is 0:2" in worker.log.read_text()
 
 
-def free_port() -> str:
-    """Return a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def page(port: str, path: str) -> tuple[int, str]:
     """Return status and text of a page; status 0 while the port is closed."""
     try:
@@ -229,7 +222,7 @@ def page(port: str, path: str) -> tuple[int, str]:
 def test_coroutine_function_runs_and_the_worker_shows_health_and_metrics(queue: Queue, tmp_path: Path) -> None:
     """A stop is a success."""
     queue.send(*map(str, range(50)))
-    ports = free_port(), free_port()
+    ports = str(free_port()), str(free_port())
     worker = Worker(
         queue, tmp_path, "wait", "--concurrency", "20", "--metrics-port", ports[0], "--health-port", ports[1]
     )
@@ -244,7 +237,7 @@ def test_coroutine_function_runs_and_the_worker_shows_health_and_metrics(queue: 
 
 def test_health_names_messages_that_a_handler_has_not_let_go(queue: Queue, tmp_path: Path) -> None:
     queue.send("one")
-    port = free_port()
+    port = str(free_port())
     limits = {"KMQ_WORKER__LEASE": "1", "KMQ_WORKER__MAX_LEASE": "1"}
     worker = Worker(queue, tmp_path, "slow", "--health-port", port, **limits)
     assert wait_until(lambda: page(port, "/health") == (503, "1 message(s) held for longer than max_lease, 1 s\n"))
@@ -305,8 +298,7 @@ def test_processes_that_die_in_their_start_end_the_run_with_the_reason(
     assert re.search("process [0-9]+ ended with exit code 7 in its start, 10 times", str(handlers.error))
     assert (tmp_path / "starts").read_text() == "." * 11
     assert reasons(queue) == ["handler process ended with exit code 1"]
-    returned = [each.marker for each in queue.markers(MarkerType.KEEPALIVE) if each.marker.never_handed_out]
-    assert [offset for marker in returned for offset in covered(marker)] == [1]
+    assert given_back(queue) == [1]
 
 
 def test_handler_whose_answer_nobody_can_use_ends_the_command_with_1(queue: Queue, tmp_path: Path) -> None:
