@@ -35,11 +35,9 @@ _OPTIONS = "JDK_JAVA_OPTIONS"
 _FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
 
 
-def quick_broker(
-    data_dir: Path | None = None, port: int | None = None, extra: Mapping[str, str] | None = None
-) -> EmbeddedBroker:
+def quick_broker(data_dir: Path | None = None, extra: Mapping[str, str] | None = None) -> EmbeddedBroker:
     """Return an embedded broker with `quick_java`, not started; see `EmbeddedBroker` for the arguments."""
-    return EmbeddedBroker(data_dir, port, extra, environment=quick_java())
+    return EmbeddedBroker(data_dir, extra=extra, environment=quick_java())
 
 
 @functools.cache

@@ -178,14 +178,14 @@ def remove_markers(queue: Queue) -> None:
 
 
 @contextmanager
-def open_transaction(queue: Queue, topic: str, value: bytes = b"") -> Iterator[None]:
+def open_transaction(queue: Queue, topic: str) -> Iterator[None]:
     """Keep a transaction of somebody else open in partition 0 of a topic until the block ends."""
     producer = Producer(
         {"bootstrap.servers": queue.bootstrap_servers, "transactional.id": f"{topic}.{queue.name}.open"}
     )
     producer.init_transactions(COMES_S)
     producer.begin_transaction()
-    producer.produce(topic, value, b"foreign", partition=0)
+    producer.produce(topic, b"", b"foreign", partition=0)
     assert producer.flush(COMES_S) == 0
     try:
         yield

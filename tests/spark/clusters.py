@@ -94,12 +94,12 @@ def _daemon(log: Path, home: Path, name: str, *arguments: str) -> Iterator[Path]
             process.wait()
 
 
-def _wait_for(log: Path, pattern: str, timeout_s: float = COMES_S) -> str:
+def _wait_for(log: Path, pattern: str) -> str:
     """Return what a line of a log says, once it is there."""
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + COMES_S
     while time.monotonic() < until:
         if found := re.search(pattern, log.read_text()):
             return found[1]
         time.sleep(0.1)
-    message = f"{pattern} did not come in {timeout_s:g} s: {log.read_text()[-2000:]}"
+    message = f"{pattern} did not come in {COMES_S:g} s: {log.read_text()[-2000:]}"
     raise AssertionError(message)

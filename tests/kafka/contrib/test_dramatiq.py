@@ -51,8 +51,8 @@ def working(broker: KmqBroker, **options: Any) -> Iterator[Worker]:
         broker.close()
 
 
-def letters_of(queue: Queue, logical_queue: str = "default") -> list[DeadLetter]:
-    where = DeadLetterFilter(logical_queue=logical_queue)
+def letters_of(queue: Queue) -> list[DeadLetter]:
+    where = DeadLetterFilter(logical_queue="default")
     return list(list_dead_letters(queue.name, bootstrap_servers=queue.bootstrap_servers, where=where))
 
 

@@ -33,10 +33,10 @@ def lease_of(*offsets: int, started_at: float = 0.0, lease_s: float = 30.0, limi
     )
 
 
-def message_of(lease: Lease, offset: int = 7, headers: list[tuple[str, bytes | None]] | None = None) -> Message:
+def message_of(lease: Lease, headers: list[tuple[str, bytes | None]] | None = None) -> Message:
     """Return a message under a lease."""
-    record = KafkaMessage("orders", 3, offset, b"key", b"value", headers, None, (2, 1_000))  # type: ignore[arg-type]
-    return Message(record, offset, lease)
+    record = KafkaMessage("orders", 3, 7, b"key", b"value", headers, None, (2, 1_000))  # type: ignore[arg-type]
+    return Message(record, 7, lease)
 
 
 def held_message(headers: list[tuple[str, bytes | None]] | None = None) -> tuple[Message, Lease]:

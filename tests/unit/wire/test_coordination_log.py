@@ -31,12 +31,12 @@ def read_all(log: GroupLog, story: Story, first: int = 0) -> None:
             log.read(offset, at_ms, KEY, encode_record(record))
 
 
-def write_snapshot(story: Story, part_bytes: int = 40) -> int:
+def write_snapshot(story: Story) -> int:
     """Let the leader write a snapshot, in small parts; return the offset that it is as of."""
     as_of = story.world.next_offset
     leader = story.world.leader
     instance = story.world.members[leader].instance if leader else "x1"
-    for part in snapshot_parts(story.world, part_bytes):
+    for part in snapshot_parts(story.world, 40):
         story.say(RecordType.SNAPSHOT, leader or "x", instance=instance, snapshot=part)
     return as_of
 
