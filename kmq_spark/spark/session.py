@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from kmq_spark.errors import SetupError
 from kmq_spark.local.java import collector
 
 if TYPE_CHECKING:
@@ -185,12 +186,14 @@ def build_session(
     """Return the running session, or start one."""
     # Imported here: importing this module must not start loading Spark.
     from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
     from pyspark.sql import SparkSession as Session  # noqa: PLC0415
 
     # The workers must use this interpreter: another `python3` on the PATH may not have pyarrow.
     if master is not None and master.startswith("local"):
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ.pop("SPARK_HOME", None)  # PySpark has its own; another one may be of another version, or gone
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_own = SparkContext._active_spark_context is None  # noqa: SLF001  # no other way to it that starts none
     builder = Session.builder.appName(app_name)
@@ -198,7 +201,11 @@ def build_session(
         builder = builder.master(master)
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except (OSError, PySparkRuntimeError) as error:
+        message = f"cannot start Spark: {str(error).rstrip('.')}; the lines of Java above say why, or check SPARK_HOME"
+        raise SetupError(message) from error
     if is_own:
         _started.append(session)
     session.sparkContext.setLogLevel(log_level)
