@@ -37,7 +37,12 @@ SAME = frozenset(
     {
         *("bootstrap.servers", "security.protocol", "sasl.mechanism", "sasl.kerberos.service.name", "client.id"),
         *("reconnect.backoff.ms", "reconnect.backoff.max.ms", "connections.max.idle.ms", "metadata.max.age.ms"),
-        *("client.dns.lookup", "retry.backoff.ms", "socket.connection.setup.timeout.ms"),
+        *(
+            "client.dns.lookup",
+            "retry.backoff.ms",
+            "socket.connection.setup.timeout.ms",
+            "sasl.oauthbearer.sub.claim.name",
+        ),
     }
 )
 """Keys with the same name and meaning in both clients."""
@@ -45,7 +50,7 @@ SAME = frozenset(
 TUNING = re.compile(
     r"request\.timeout\.ms|default\.api\.timeout\.ms|(send|receive)\.buffer\.bytes|metrics\..*|ssl\.protocol"
     r"|ssl\.enabled\.protocols|ssl\.provider|ssl\.(truststore|keystore)\.type|socket\.connection\.setup\.timeout\.max\.ms"
-    r"|ssl\.truststore\.password|sasl\.login\.refresh\..*|key\.(de)?serializer|value\.(de)?serializer|auto\.offset\.reset"
+    r"|ssl\.truststore\.password|sasl\.login\.refresh\..*|sasl\.oauthbearer\.(scope\.claim\.name|header\.urlencode)|key\.(de)?serializer|value\.(de)?serializer|auto\.offset\.reset"
 )
 """Java keys without a counterpart in librdkafka that can be left out; the relevant ones are translated separately."""
 
@@ -54,6 +59,24 @@ JAVA_ONLY = re.compile(
     r"|ssl\.protocol|ssl\.enabled\.protocols|ssl\.provider|ssl\.engine\.factory\.class"
 )
 """Connection settings that only the Java client knows."""
+
+OAUTH = {
+    "sasl.oauthbearer.client.id": "clientId",
+    "sasl.oauthbearer.client.credentials.client.id": "clientId",
+    "sasl.oauthbearer.client.secret": "clientSecret",
+    "sasl.oauthbearer.client.credentials.client.secret": "clientSecret",
+    "sasl.oauthbearer.scope": "scope",
+}
+"""OAuth's client credentials: keys of librdkafka and of newer Java clients, and options of `sasl.jaas.config`."""
+
+OIDC = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.grant.type": "client_credentials"}
+"""What librdkafka must be told, and the Java client does with its login callback."""
+
+JAVA_KEPT = re.compile(
+    r"ssl\.(truststore|keystore)\..*|sasl\.jaas\.config|sasl\.login\.callback\.handler\.class"
+    r"|sasl\.oauthbearer\.(scope\.claim\.name|header\.urlencode)"
+)
+"""Keys that only the Java client knows, and Spark's source gets."""
 
 JAVA_ONLY_HINTS = {
     JAAS: "sasl.username and sasl.password",
@@ -153,12 +176,13 @@ def to_java(properties: Mapping[str, str]) -> dict[str, str]:
     Tuning settings of librdkafka have no counterpart and are left out.
     """
     check_safe(properties)
+    _check_has_java_name(properties)
     found: dict[str, str] = {}
     backwards = {ours: theirs for theirs, ours in RENAMED.items()}
     for key, value in properties.items():
         if key in backwards:
             found[backwards[key]] = value
-        elif key in SAME or key.startswith(("ssl.truststore.", "ssl.keystore.")) or key in {JAAS, CALLBACKS}:
+        elif key in SAME or JAVA_KEPT.fullmatch(key):
             found[key] = value
         elif key == "sasl.mechanisms":
             found["sasl.mechanism"] = value
@@ -166,11 +190,6 @@ def to_java(properties: Mapping[str, str]) -> dict[str, str]:
             found[key] = "" if value == "none" else value
         elif key == "ssl.ca.location":
             found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": value}
-        elif key in {"ssl.certificate.location", "ssl.key.location"}:
-            raise ConfigError(
-                f"setting {key} has no counterpart in Spark's Java client; put certificate chain and key into one PEM "
-                "file and set ssl.keystore.type=PEM and ssl.keystore.location to it"
-            )
     if {"ssl.certificate.pem", "ssl.key.pem"} & properties.keys():
         found["ssl.keystore.type"] = "PEM"
     if "ssl.ca.pem" in properties:
@@ -220,19 +239,36 @@ def check_safe(properties: Mapping[str, str]) -> None:
             raise ConfigError(f"setting {key} is not allowed: it loads classes into the process; remove it")
 
 
+def _check_has_java_name(properties: Mapping[str, str]) -> None:
+    """Check that no setting of the connection is for librdkafka alone."""
+    for key, value in properties.items():
+        if key in {"ssl.certificate.location", "ssl.key.location"}:
+            what_to_do = (
+                "put certificate chain and key into one PEM file, set ssl.keystore.type=PEM and ssl.keystore.location "
+                "to it"
+            )
+        elif (
+            key.startswith("sasl.oauthbearer.")
+            and not (key in RENAMED or key in SAME or key in OAUTH or JAVA_KEPT.fullmatch(key))
+            and OIDC.get(key) != value.lower()
+        ):
+            what_to_do = "set sasl.oauthbearer.method=oidc, sasl.oauthbearer.client.id and .secret (client credentials)"
+        else:
+            continue
+        raise ConfigError(f"setting {key} has no counterpart in Spark's Java client; {what_to_do}")
+
+
 def _from_jaas(value: str) -> dict[str, str]:
     module = next((name for name in KNOWN_MODULES if name in value), "")
     options = {name: re.sub(r"\\(.)", r"\1", quoted) or plain for name, quoted, plain in _OPTION.findall(value)}
     if module in {"PlainLoginModule", "ScramLoginModule"} and {"username", "password"} <= options.keys():
         return {"sasl.username": options["username"], "sasl.password": options["password"]}
-    if module == "OAuthBearerLoginModule" and {"clientId", "clientSecret"} <= options.keys():
-        scope = {"sasl.oauthbearer.scope": options["scope"]} if "scope" in options else {}
-        return {
-            "sasl.oauthbearer.method": "oidc",
-            "sasl.oauthbearer.client.id": options["clientId"],
-            "sasl.oauthbearer.client.secret": options["clientSecret"],
-            **scope,
+    if module == "OAuthBearerLoginModule":
+        # Newer Java clients may have client and secret in keys of their own, which librdkafka knows too.
+        given = {
+            ours: options[theirs] for ours, theirs in OAUTH.items() if theirs in options and ".credentials." not in ours
         }
+        return {"sasl.oauthbearer.method": "oidc", **given}
     if module == "Krb5LoginModule":
         names = {"principal": "sasl.kerberos.principal", "keyTab": "sasl.kerberos.keytab"}
         return {ours: options[theirs] for theirs, ours in names.items() if theirs in options}
@@ -244,14 +280,20 @@ def _from_jaas(value: str) -> dict[str, str]:
 
 def _to_jaas(properties: Mapping[str, str]) -> dict[str, str]:
     mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "")).upper()
+    if given := {theirs: properties[ours] for ours, theirs in OAUTH.items() if ours in properties}:
+        found = {CALLBACKS: f"{OAUTH_PACKAGE}OAuthBearerLoginCallbackHandler"} if CALLBACKS not in properties else {}
+        return {**found, JAAS: f"{OAUTH_PACKAGE}OAuthBearerLoginModule required {_options(given)};"}
     if JAAS in properties or "sasl.username" not in properties:
         return {}
     package = "org.apache.kafka.common.security"
     module = f"{package}.plain.PlainLoginModule" if mechanism == "PLAIN" else f"{package}.scram.ScramLoginModule"
-    user, password = (
-        re.sub(r'(["\\])', r"\\\1", properties.get(f"sasl.{name}", "")) for name in ("username", "password")
-    )
-    return {JAAS: f'{module} required username="{user}" password="{password}";'}
+    user = {name: properties.get(f"sasl.{name}", "") for name in ("username", "password")}
+    return {JAAS: f"{module} required {_options(user)};"}
+
+
+def _options(values: Mapping[str, str]) -> str:
+    quoted = {name: re.sub(r'(["\\])', r"\\\1", value) for name, value in values.items()}
+    return " ".join(f'{name}="{value}"' for name, value in quoted.items())
 
 
 def _from_store(key: str, path: str, properties: Mapping[str, str]) -> dict[str, str]:

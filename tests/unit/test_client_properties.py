@@ -151,3 +151,35 @@ def test_oauth_of_a_java_client_reaches_both_clients() -> None:
         "sasl.oauthbearer.client.secret": SECRET,
         "sasl.oauthbearer.token.endpoint.url": "https://issuer/token",
     }
+
+
+def test_oauth_of_librdkafka_reaches_both_clients() -> None:
+    """Java gets client and secret as options of its login module, which all its versions know."""
+    package = "org.apache.kafka.common.security.oauthbearer.OAuthBearer"
+    both = {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": "https://issuer/token",
+        "sasl.oauthbearer.sub.claim.name": "azp",
+    }
+    for middle in ("", ".credentials.client"):
+        given = {
+            **both,
+            "sasl.oauthbearer.method": "oidc",
+            f"sasl.oauthbearer.client{middle}.id": "me",
+            f"sasl.oauthbearer.client{middle}.secret": SECRET,
+            "sasl.oauthbearer.scope": "kafka",
+        }
+        assert to_librdkafka(given) == given
+        assert to_java(given) == {
+            **both,
+            "sasl.login.callback.handler.class": f"{package}LoginCallbackHandler",
+            "sasl.jaas.config": f'{package}LoginModule required clientId="me" clientSecret="{SECRET}" scope="kafka";',
+        }
+    there = to_librdkafka(to_java(given))
+    assert to_java(there) == to_java(given)
+
+
+def test_oauth_that_only_librdkafka_knows_is_refused_for_spark() -> None:
+    with pytest.raises(ConfigError, match=r"client credentials") as raised:
+        to_java({"sasl.oauthbearer.config": SECRET})
+    assert SECRET not in str(raised.value)
