@@ -30,7 +30,7 @@ from tests.brokers import quick_java
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 RESOURCES = {
@@ -46,10 +46,13 @@ class SecuredBroker:
     *folder* is for what tests write.
     """
 
-    def __init__(self, folder: Path, brokers: int = 1) -> None:
+    def __init__(
+        self, folder: Path, brokers: int = 1, extra: Mapping[str, str] | None = None, java_options: str = ""
+    ) -> None:
         self.folder = folder
-        extra = BROKER_SETTINGS if brokers > 1 else {}
-        self.cluster = EmbeddedCluster(brokers, users=PARTS, extra=extra, environment=quick_java()).start()
+        extra = {**(BROKER_SETTINGS if brokers > 1 else {}), **(extra or {})}
+        java = {name: f"{value} {java_options}" for name, value in quick_java().items()}
+        self.cluster = EmbeddedCluster(brokers, users=PARTS, extra=extra, environment=java).start()
         self.bootstrap_servers, self.properties = self.cluster.bootstrap_servers, self.cluster.properties
         self.admin = AdminClient(
             # It outlives its broker, and would say so on stderr.

@@ -1,0 +1,107 @@
+"""Clients with a certificate (mTLS) and clients with a token (OAUTHBEARER): every part works with one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from kmq_spark import QueueConsumer, QueueProducer, read_client_properties
+from kmq_spark.cli.main import app
+from tests.kafka.conftest import receive_all
+from tests.kafka.identity import SECRET, token_server
+from tests.kafka.secured import SecuredBroker
+from tests.limits import ENDS_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearer"
+LISTENER = "listener.name.sasl_ssl.oauthbearer"
+PARTS = ("producer", "consumer", "tracker", "viewer")
+
+
+class Identities(NamedTuple):
+    """A broker, and the address of its token server."""
+
+    secured: SecuredBroker
+    issuer: str
+
+    def properties(self, kind: str, part: str, secret: str = "") -> Path:
+        """Write the one file of a part's clients."""
+        cluster = self.secured.cluster
+        file = self.secured.folder / f"{kind}-{part}{secret}.properties"
+        lines = ["ssl.truststore.type=PEM", f"ssl.truststore.location={cluster.certificate('ca')}"]
+        if kind == "certificate":
+            settings = (cluster.brokers[0].data_dir / "server.properties").read_text()
+            (address,) = re.findall(r"^advertised\.listeners=.*BROKERS://([\d.:]+)$", settings, re.MULTILINE)
+            lines += [
+                f"bootstrap.servers={address}", "security.protocol=SSL", "ssl.keystore.type=PEM",
+                f"ssl.keystore.location={cluster.certificate(part)}",
+            ]  # fmt: skip
+        else:
+            client = f'clientId="{part}" clientSecret="{secret or SECRET + part}"'
+            lines += [
+                f"bootstrap.servers={cluster.bootstrap_servers}", "security.protocol=SASL_SSL",
+                "sasl.mechanism=OAUTHBEARER", f"sasl.oauthbearer.token.endpoint.url={self.issuer}/token",
+                f"sasl.login.callback.handler.class={OAUTH}LoginCallbackHandler",
+                f"sasl.jaas.config={OAUTH}LoginModule required {client};",
+            ]  # fmt: skip
+        file.write_text("\n".join(lines))
+        return file
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Identities]:
+    """A broker that knows its clients by their certificates on one listener, and by their tokens on the other one."""
+    folder = tmp_path_factory.mktemp("identities")
+    with token_server(folder) as issuer:
+        extra = {
+            "listener.name.brokers.ssl.principal.mapping.rules": "RULE:^CN=broker$/CN=broker/,RULE:^CN=([a-z-]+)$/$1/",
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
+            f"{LISTENER}.sasl.jaas.config": f"{OAUTH}LoginModule required;",
+            f"{LISTENER}.sasl.server.callback.handler.class": f"{OAUTH}ValidatorCallbackHandler",
+            f"{LISTENER}.sasl.oauthbearer.jwks.endpoint.url": f"{issuer}/keys",
+            f"{LISTENER}.sasl.oauthbearer.expected.audience": "kafka",
+        }
+        secured = SecuredBroker(
+            folder, extra=extra, java_options=f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={issuer}/keys"
+        )
+        try:
+            yield Identities(secured, issuer)
+        finally:
+            secured.close()
+
+
+@pytest.mark.parametrize("kind", ["certificate", "token"])
+def test_parts_work_with_one_file_of_what_kmq_acls_lists(identities: Identities, kind: str) -> None:
+    """Send; take and reject; the tracker writes the dead letter; the viewer sees it, and the producer must not."""
+    secured = identities.secured
+    secured.grant(kind, "creator", *PARTS)
+    secured.create("queue", "create", kind)
+    file = {part: identities.properties(kind, part) for part in PARTS}
+    with QueueProducer(kind, **read_client_properties(file["producer"])) as producer:
+        producer.send("bad")
+    with QueueConsumer(kind, **read_client_properties(file["consumer"])) as consumer:
+        (message,) = receive_all(consumer, 1)
+        message.reject("no such customer")
+    environment = {"KMQ_TRACKER__CHECKPOINT_DIR": str(secured.folder / kind), "KMQ_TRACKER__TRIGGER": "available-now"}
+    run = (sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", kind, "--command-config", file["tracker"])
+    done = subprocess.run(
+        run, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=ENDS_S
+    )
+    assert done.returncode == 0, done.stderr
+    listing = ("dlq", "list", kind)
+    listed = CliRunner().invoke(app, [*listing, "-o", "json", "--command-config", str(file["viewer"])])
+    assert [letter["value"] for letter in json.loads(listed.stdout)] == ["bad"], listed.output
+    refused = CliRunner().invoke(app, [*listing, "--command-config", str(file["producer"])])
+    assert refused.exit_code == 1
