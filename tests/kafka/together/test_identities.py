@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
+import ssl
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from typer.testing import CliRunner
 
 from kmq_spark import QueueConsumer, QueueProducer, read_client_properties
 from kmq_spark.cli.main import app
-from tests.kafka.conftest import receive_all
+from kmq_spark.config import load_settings
+from kmq_spark.tracker.once import track_once
+from tests.kafka.conftest import receive_all, wait_until
 from tests.kafka.identity import SECRET, token_server
 from tests.kafka.secured import SecuredBroker
-from tests.limits import ENDS_S
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +34,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearer"
 LISTENER = "listener.name.sasl_ssl.oauthbearer"
+JSON = ("-o", "json")
 PARTS = ("producer", "consumer", "tracker", "viewer")
 
 
@@ -101,7 +109,79 @@ def test_parts_work_with_one_file_of_what_kmq_acls_lists(identities: Identities,
     )
     assert done.returncode == 0, done.stderr
     listing = ("dlq", "list", kind)
-    listed = CliRunner().invoke(app, [*listing, "-o", "json", "--command-config", str(file["viewer"])])
+    listed = CliRunner().invoke(app, [*listing, *JSON, "--command-config", str(file["viewer"])])
     assert [letter["value"] for letter in json.loads(listed.stdout)] == ["bad"], listed.output
     refused = CliRunner().invoke(app, [*listing, "--command-config", str(file["producer"])])
     assert refused.exit_code == 1
+
+
+def presented(identities: Identities) -> object:
+    """Return the serial number of the certificate that new connections of the clients' listener see."""
+    cluster = identities.secured.cluster
+    tls = ssl.create_default_context(cafile=cluster.certificate("ca"))
+    with (
+        socket.create_connection(("127.0.0.1", cluster.brokers[0].port), timeout=COMES_S) as plain,
+        tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        return (connection.getpeercert() or {})["serialNumber"]
+
+
+def renew(identities: Identities) -> None:
+    """Give the broker, while it runs, another certificate of the same CA, in a new file."""
+    secured = identities.secured
+    certificate = secured.cluster.certificate("broker")
+    old = certificate.rename(certificate.with_name("old.pem"))
+    new = secured.cluster.certificate("broker").rename(certificate.with_name("new.pem"))
+    old.rename(certificate)
+    entry = ConfigEntry(
+        "listener.name.sasl_ssl.ssl.keystore.location", str(new), incremental_operation=AlterConfigOpType.SET
+    )
+    broker = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
+    for future in secured.admin.incremental_alter_configs([broker]).values():
+        future.result(COMES_S)
+
+
+def test_no_message_is_lost_while_the_certificate_is_renewed(identities: Identities) -> None:
+    """Then all clients must connect anew, since the broker restarts."""
+    secured, queue, is_over = identities.secured, "renewed", threading.Event()
+    secured.grant(queue, "creator", "producer", "consumer", "tracker", "viewer")
+    secured.create("queue", "create", queue)
+    sent: list[bytes] = []
+    handled: set[bytes | None] = set()
+
+    def send() -> None:
+        with QueueProducer(queue, **read_client_properties(secured.properties("producer"))) as producer:
+            while not is_over.wait(0.01):
+                sent.append(b"%d" % len(sent))
+                producer.send(sent[-1])
+
+    def goes_on() -> bool:
+        count = len(sent)
+        return wait_until(lambda: len(sent) > count + 50 and handled >= set(sent[: count + 50]))
+
+    def are_all_acked() -> bool:
+        """Return whether no message is ready or held, after what is due has been redelivered."""
+        track_once(queue, load_settings(None, {"kafka": read_client_properties(secured.properties("tracker"))}))
+        return json.loads(secured.kmq("viewer", "queue", "peek", queue, *JSON).stdout) == []
+
+    consumer = QueueConsumer(queue, **read_client_properties(secured.properties("consumer")), lease=3)
+    with ThreadPoolExecutor(2) as pool:
+        sending, handling = pool.submit(send), pool.submit(consumer.run, lambda message: handled.add(message.value))
+        try:
+            assert goes_on()
+            old = presented(identities)
+            renew(identities)
+            # The broker's network threads, which take turns, change one after the other.
+            assert wait_until(lambda: old not in {presented(identities) for _ in range(4)})
+            assert goes_on()
+            secured.cluster.brokers[0].restart()
+            assert goes_on()
+            assert presented(identities) != old
+            is_over.set()
+            sending.result(ENDS_S)
+            assert wait_until(are_all_acked)
+            assert handled == set(sent)
+        finally:
+            is_over.set()
+            consumer.stop()
+        handling.result(ENDS_S)
