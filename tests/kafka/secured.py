@@ -84,9 +84,10 @@ class SecuredBroker:
         """Return the client settings of a part's user, for librdkafka."""
         return read_client_properties(self.properties(part))["extra"]
 
-    def kmq(self, part: str, *arguments: str) -> Result:
+    def kmq(self, part: str, *arguments: str, given: str | None = None) -> Result:
         """Run a command in this process as the user of a part."""
-        return CliRunner().invoke(app, [*arguments, "--command-config", str(self.properties(part))], prog_name="kmq")
+        words = [*arguments, "--command-config", str(self.properties(part))]
+        return CliRunner().invoke(app, words, input=given, prog_name="kmq")
 
     def grant(self, queue: str, *parts: str, options: tuple[str, ...] = ()) -> None:
         """Apply what `kmq acls -o json` lists for some parts."""

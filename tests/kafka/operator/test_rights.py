@@ -22,6 +22,8 @@ from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import KmqError
 from kmq_spark.inspection.inspector import QueueInspector
+from kmq_spark.kafka.queue_rules import RULES_TOPIC
+from kmq_spark.local.cluster import OPERATOR
 from kmq_spark.producer.async_producer import AsyncQueueProducer
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.producer.resuming import ResumingProducer
@@ -294,6 +296,35 @@ def test_part_cannot_write_to_a_topic_that_is_not_its_own(secured: SecuredBroker
         ("viewer", "orders"), ("viewer", "orders.markers"), ("ledger", "orders.markers"), ("creator", "orders"),
     ):  # fmt: skip
         assert write_as(secured, part, topic) == "TOPIC_AUTHORIZATION_FAILED", (part, topic)
+
+
+def test_parts_of_one_tenant_reach_nothing_of_another(secured: SecuredBroker) -> None:
+    """
+    With rights for queues of their own they neither read the other's topics nor write there, nor change its rules.
+
+    Only who creates queues may write rules, and then those of all queues.
+    """
+    other = "b-orders"
+    secured.grant(other, "creator")
+    secured.create("queue", "create", other)
+    topics = (other, f"{other}.markers", f"{other}.dlq")
+    for part in ("producer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger"):
+        client = AdminClient({"bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part)})
+        for topic in topics:  # without Describe there is no Read
+            error = client.list_topics(topic, COMES_S).topics[topic].error
+            assert error is not None, (part, topic)
+            assert error.name() == "TOPIC_AUTHORIZATION_FAILED", (part, topic)
+        for topic in (*topics, RULES_TOPIC):
+            assert write_as(secured, part, topic) == "TOPIC_AUTHORIZATION_FAILED", (part, topic)
+        assert secured.kmq(part, "queue", "alter", other, "--max-deliveries", "1").exit_code == 1
+    (row,) = [each for each in listed(secured, OPERATOR) if each["queue"] == other]
+    assert row["rules_version"] == 1
+
+
+def listed(secured: SecuredBroker, user: str) -> list[dict[str, object]]:
+    """Return the queues that a user sees."""
+    rows: list[dict[str, object]] = json.loads(secured.kmq(user, "queue", "list", "-o", "json").stdout)
+    return rows
 
 
 def test_consumer_of_a_logical_queue_needs_a_grant_for_it(secured: SecuredBroker) -> None:

@@ -162,7 +162,7 @@ def test_no_message_is_lost_while_the_certificate_is_renewed(identities: Identit
     def are_all_acked() -> bool:
         """Return whether no message is ready or held, after what is due has been redelivered."""
         track_once(queue, load_settings(None, {"kafka": read_client_properties(secured.properties("tracker"))}))
-        return json.loads(secured.kmq("viewer", "queue", "peek", queue, *JSON).stdout) == []
+        return not json.loads(secured.kmq("viewer", "queue", "peek", queue, *JSON).stdout)
 
     consumer = QueueConsumer(queue, **read_client_properties(secured.properties("consumer")), lease=3)
     with ThreadPoolExecutor(2) as pool:
