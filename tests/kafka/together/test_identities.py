@@ -22,6 +22,7 @@ from kmq_spark.cli.main import app
 from kmq_spark.config import load_settings
 from kmq_spark.tracker.once import track_once
 from tests.kafka.conftest import receive_all, wait_until
+from tests.kafka.documents import blocks_of
 from tests.kafka.identity import SECRET, token_server
 from tests.kafka.secured import SecuredBroker
 from tests.limits import COMES_S, ENDS_S
@@ -34,6 +35,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearer"
 LISTENER = "listener.name.sasl_ssl.oauthbearer"
+SHOWN = {"certificate": "ssl.keystore.location=/etc", "token": "sasl.mechanism=OAUTHBEARER"}
+"""What the file of a kind of client has, and no other one of the page."""
+
 JSON = ("-o", "json")
 PARTS = ("producer", "consumer", "tracker", "viewer")
 
@@ -44,27 +48,22 @@ class Identities(NamedTuple):
     secured: SecuredBroker
     issuer: str
 
-    def properties(self, kind: str, part: str, secret: str = "") -> Path:
-        """Write the one file of a part's clients."""
+    def properties(self, kind: str, part: str) -> Path:
+        """Write the one file of a part's clients: what docs/security.md shows, with the addresses and files of here."""
         cluster = self.secured.cluster
-        file = self.secured.folder / f"{kind}-{part}{secret}.properties"
-        lines = ["ssl.truststore.type=PEM", f"ssl.truststore.location={cluster.certificate('ca')}"]
+        (shown,) = (block.text for block in blocks_of("docs/security.md") if SHOWN[kind] in block.text)
+        address = cluster.bootstrap_servers
         if kind == "certificate":
             settings = (cluster.brokers[0].data_dir / "server.properties").read_text()
             (address,) = re.findall(r"^advertised\.listeners=.*BROKERS://([\d.:]+)$", settings, re.MULTILINE)
-            lines += [
-                f"bootstrap.servers={address}", "security.protocol=SSL", "ssl.keystore.type=PEM",
-                f"ssl.keystore.location={cluster.certificate(part)}",
-            ]  # fmt: skip
-        else:
-            client = f'clientId="{part}" clientSecret="{secret or SECRET + part}"'
-            lines += [
-                f"bootstrap.servers={cluster.bootstrap_servers}", "security.protocol=SASL_SSL",
-                "sasl.mechanism=OAUTHBEARER", f"sasl.oauthbearer.token.endpoint.url={self.issuer}/token",
-                f"sasl.login.callback.handler.class={OAUTH}LoginCallbackHandler",
-                f"sasl.jaas.config={OAUTH}LoginModule required {client};",
-            ]  # fmt: skip
-        file.write_text("\n".join(lines))
+        for old, new in (
+            (r"kafka-1.*", address), ("/etc/kmq/ca.pem", cluster.certificate("ca")), ("https://issuer", self.issuer),
+            ("/etc/kmq/client.pem", cluster.certificate(part)), ('clientId="…"', f'clientId="{part}"'),
+            ('clientSecret="…"', f'clientSecret="{SECRET}{part}"'),
+        ):  # fmt: skip
+            shown = re.sub(old, str(new), shown)
+        file = self.secured.folder / f"{kind}-{part}.properties"
+        file.write_text(shown)
         return file
 
 
