@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak check docs format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak check docs format lock sbom clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -72,6 +72,10 @@ format: .venv/.dev ## format the code, and repair what the linter can
 lock: ## resolve the dependencies anew, inside the bounds of pyproject.toml
 	@requirements/lock.sh
 
+sbom: .venv/.sbom ## list the packages of an installation as CycloneDX: build/sbom.json
+	@mkdir -p build
+	@$(BIN)/cyclonedx-py requirements requirements/all.txt --pyproject pyproject.toml --output-reproducible -o build/sbom.json
+
 clean: ## remove .venv and what the tools left; the caches stay
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -84,6 +88,10 @@ clean: ## remove .venv and what the tools left; the caches stay
 # After .all, since both install into .venv.
 .venv/.dev: requirements/dev.txt .venv/.all
 	@requirements/setup.sh dev
+	@touch $@
+
+.venv/.sbom: requirements/sbom.txt .venv/.all
+	@requirements/setup.sh sbom
 	@touch $@
 
 .venv/.jars: kmq_spark/local/jars.lock .venv/.all

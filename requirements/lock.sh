@@ -16,3 +16,4 @@ lock build requirements/build.in
 lock base pyproject.toml --constraint requirements/build.txt
 lock all pyproject.toml --extra spark --extra cli --extra ledger --extra worker --constraint requirements/build.txt
 lock dev pyproject.toml --extra spark --extra cli --extra ledger --extra worker --extra opentelemetry --extra dramatiq --extra dev --group examples --constraint requirements/all.txt
+lock sbom requirements/sbom.in --constraint requirements/dev.txt
