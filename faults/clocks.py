@@ -13,6 +13,8 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -62,6 +64,8 @@ class Epoch(NamedTuple):
 class MovableClock:
     """A wall clock that the injector moves while its process runs; *epochs* is how far it was ahead until now."""
 
+    edge_ms = EDGE_MS
+
     def __init__(self, folder: Path, epochs: Sequence[Epoch] = ()) -> None:
         self._path = folder / "moved-clock"
         self._path.write_bytes(_MOVED_MS.pack(0, 0))
@@ -88,35 +92,64 @@ class MovableClock:
         found: list[int] = []
         at_ms = 0
         for read_ms in readings_ms:
-            candidates = [true_ms for true_ms in self._explained(read_ms) if true_ms >= at_ms - EDGE_MS]
+            candidates = [true_ms for true_ms in self._explained(read_ms) if true_ms >= at_ms - self.edge_ms]
             # None: within a step; the time then has not moved.
             at_ms = max(at_ms, min(candidates, default=at_ms))
             found.append(at_ms)
         return found
 
+    def of(self, _topic: str, _partition: int) -> MovableClock:
+        """Return the clock that stamps a partition."""
+        return self
+
     def corrected(self, bounds: Bounds, dump: Dump) -> Bounds:
         """Return the bounds of a fault with the true times of what a broker with this clock appended."""
         markers: dict[tuple[int, int], int] = {}
         for partition, log in dump.markers.items():
-            times_ms = self.true_times_ms([logged.appended_at_ms for logged in log])
+            times_ms = self.of(f"{dump.queue}.markers", partition).true_times_ms(
+                [logged.appended_at_ms for logged in log]
+            )
             markers |= {(partition, logged.marker_offset): at for logged, at in zip(log, times_ms, strict=True)}
         messages: dict[MessageId, int] = {}
         records = sorted(dump.messages, key=lambda record: record.place)
-        for _, group in groupby(records, key=lambda record: record.place.queue_partition):
+        for partition, group in groupby(records, key=lambda record: record.place.queue_partition):
             part = list(group)
-            times_ms = self.true_times_ms([record.at_ms for record in part])
+            times_ms = self.of(dump.queue, partition).true_times_ms([record.at_ms for record in part])
             messages |= {record.place: at for record, at in zip(part, times_ms, strict=True)}
         # Back from behind is a step ahead, too, and none for the log's clock, which had not gone back.
         set_ahead = [epoch.begins_at_ms for epoch in self.epochs if epoch.ahead_ms > 0]
-        return replace(bounds, true_markers=markers, true_messages=messages, slack_ms=EDGE_MS, set_ahead=set_ahead)
+        return replace(bounds, true_markers=markers, true_messages=messages, slack_ms=self.edge_ms, set_ahead=set_ahead)
 
     def _explained(self, read_ms: int) -> Iterator[int]:
         ends = [epoch.begins_at_ms for epoch in self.epochs[1:]] + [2**62]
         for epoch, end in zip(self.epochs, ends, strict=True):
             true_ms = read_ms - epoch.ahead_ms
             # The injector notes a step a moment after the clock has made it.
-            if epoch.begins_at_ms - EDGE_MS <= true_ms <= end + EDGE_MS:
+            if epoch.begins_at_ms - self.edge_ms <= true_ms <= end + self.edge_ms:
                 yield true_ms
+
+
+class LeadersClock(MovableClock):
+    """The clocks of brokers that differ: that of a partition moves with its leader, which is seen a moment later."""
+
+    edge_ms = 2_000
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._of: defaultdict[tuple[str, int], list[Epoch]] = defaultdict(list)
+
+    def leads(self, topic: str, partition: int, ahead_ms: int) -> None:
+        """Note how far the clock of the broker that leads a partition is ahead."""
+        epochs = self._of[topic, partition]
+        if not epochs or epochs[-1].ahead_ms != ahead_ms:
+            epochs.append(Epoch(now_ms() if epochs else 0, ahead_ms))
+            self.epochs.append(epochs[-1])
+
+    def of(self, topic: str, partition: int) -> MovableClock:
+        """Return the clock that stamps a partition."""
+        clock = copy(self)
+        clock.epochs = self._of[topic, partition]
+        return clock
 
 
 class SleepingHost:

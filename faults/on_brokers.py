@@ -130,7 +130,7 @@ def payloads_removed(campaign: Campaign) -> Stage:
     return stage
 
 
-def _set(stage: Stage, topic: str, name: str, value: object) -> None:
+def set_topic(stage: Stage, topic: str, name: str, value: object) -> None:
     """Change a setting of a topic."""
     entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
@@ -148,14 +148,14 @@ def grown_too_large(campaign: Campaign) -> Stage:
         holder.wait_working(count, WAIT_S * stage.patience)
         holder.end()
         for topic in topics:
-            _set(stage, topic, "max.message.bytes", REFUSED_BYTES)
+            set_topic(stage, topic, "max.message.bytes", REFUSED_BYTES)
         stage.injected("max.message.bytes below messages in flight", topics=topics)
         # Only then: a limit that is raised before the redelivery refuses nothing.
         give_up_s = time.monotonic() + LETTERS_TIMEOUT_S * stage.patience
         while len(stage.dump().dead_letters) < (number + 1) * count and time.monotonic() < give_up_s:
             time.sleep(0.5)
         for topic in topics:
-            _set(stage, topic, "max.message.bytes", ROOMY_BYTES)
+            set_topic(stage, topic, "max.message.bytes", ROOMY_BYTES)
     stage.drain()
     if restarts := tracker.restarts():
         stage.fail(f"F15: the query was restarted {restarts} times")
@@ -342,7 +342,7 @@ def settings_changed(campaign: Campaign) -> Stage:
     _crew(stage)
     for suffix, name, wrong, right in CHANGED_SETTINGS[: campaign.times(len(CHANGED_SETTINGS))]:
         topic = f"{stage.queue}{suffix}"
-        _set(stage, topic, name, wrong)
+        set_topic(stage, topic, name, wrong)
         stage.injected("setting changed", topic=topic, setting=name, value=wrong)
         with stage.away(after_s=LONGEST_RESTART_S):
             give_up_s = time.monotonic() + NOTICED_S * stage.patience
@@ -350,7 +350,7 @@ def settings_changed(campaign: Campaign) -> Stage:
                 time.sleep(0.5)
             if is_silent:
                 stage.fail(f"I9: the tracker says nothing of {name}={wrong}: {tracker.last_words()}")
-            _set(stage, topic, name, right)
+            set_topic(stage, topic, name, right)
         time.sleep(LONGEST_RESTART_S)
     stage.drain()
     return stage

@@ -1,17 +1,25 @@
-"""Faults of three brokers under a queue: leaders killed, and suspended until others lead in their place."""
+"""Faults of three brokers under a queue: leaders killed, moved and suspended, replicas lost and slow."""
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from faults.campaign import BROKER_SETTINGS
+from faults.clocks import LeadersClock, is_available
+from faults.on_brokers import CUT_S, REJOIN_S, SHORT_CUT_S, set_topic
+from faults.on_letters import LIMIT, REDRIVE_POINTS, REJECTS, TIMEOUT_S, all_back, all_rejected, redrive
+from faults.on_producers import CopyStage
 from faults.on_trackers import BUSY, PASS_TIMEOUT_S, must_end_fenced
-from faults.stage import WAYS, Stage
-from faults.three_brokers import ThreeBrokers
+from faults.stage import WAYS, Judged, Stage
+from faults.three_brokers import ProxiedBrokers, ThreeBrokers
 from kmq_spark.kafka.queue_topics import QueueTopics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from faults.campaign import Campaign
     from faults.processes import Tracker
     from kmq_spark.local.broker import EmbeddedBroker
@@ -25,6 +33,12 @@ RATE = 60
 DEPOSED_AFTER_S, LONGEST_S = 9.0, 14.0
 """How long a leader is suspended: another one leads after three seconds, and its own clients still wait for it."""
 
+DELIVERY_S = 5.0
+"""After a refusal, clients try again less and less often."""
+
+AHEAD_MS = (0, 5_000, 60_000)
+"""How far the clock of each broker is ahead."""
+
 COMMIT_POINTS = ("tracker.before-commit", "tracker.end-sent", "tracker.message-sent")
 COMMIT_S = 0.05
 """About what a commit takes."""
@@ -33,10 +47,12 @@ COMMIT_S = 0.05
 class ClusterStage(Stage):
     """A queue on three brokers of its own, whose workers forget much, and one of which acks in transactions."""
 
-    def __init__(self, campaign: Campaign, name: str) -> None:
-        self.cluster = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment)
+    def __init__(
+        self, campaign: Campaign, name: str, cluster: ThreeBrokers | None = None, clock: LeadersClock | None = None
+    ) -> None:
+        self.cluster = cluster or ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment)
         self.broker_count = len(self.cluster.brokers)
-        super().__init__(campaign, name, broker=self.cluster, **BUSY)
+        super().__init__(campaign, name, broker=self.cluster, clock=clock, **BUSY)
         self.judge(stall_ms=STALL_MS)
         self.send(rate=campaign.rate(RATE))
         self.worker("busy")
@@ -47,12 +63,16 @@ class ClusterStage(Stage):
         self.cluster.wait_in_sync()
         return self.cluster.leading(f"{self.queue}.markers", partition % self.partitions)
 
+    def sleep(self, least_s: float, most_s: float) -> None:
+        """Let some time pass."""
+        time.sleep(self.random.uniform(least_s, most_s))
+
     def kill(self, leader: EmbeddedBroker, topic: str, partition: int) -> None:
         """Kill the leader of a partition, and start it again when another one leads."""
         leader.kill()
         self.cluster.wait_deposed(leader, topic, partition)
         self.injected("kill -9 of a leader", topic=topic, partition=partition)
-        time.sleep(self.random.uniform(0.0, 3.0))
+        self.sleep(0.0, 3.0)
         leader.start()
 
 
@@ -61,7 +81,7 @@ def killed(campaign: Campaign) -> Stage:
     stage = ClusterStage(campaign, "k1")
     stage.tracked()
     for number in range(campaign.times(40)):
-        time.sleep(stage.random.uniform(1.0, 3.0))
+        stage.sleep(1.0, 3.0)
         partition = number % stage.partitions
         with stage.away():
             stage.kill(stage.leader(partition), f"{stage.queue}.markers", partition)
@@ -85,15 +105,21 @@ def suspended(campaign: Campaign) -> Stage:
             # The tracker knows this leader, and asks it while it is suspended.
             leader.pause()
             newer.resume()
-            seconds = stage.random.uniform(DEPOSED_AFTER_S, LONGEST_S)
-            time.sleep(seconds)
-            if stage.cluster.leading(f"{stage.queue}.markers", partition) is leader:
-                stage.fail(f"no other broker led partition {partition} after {seconds:.1f} s")
-            leader.resume()
+            seconds = _wake_deposed(stage, stage.cluster, leader, f"{stage.queue}.markers", partition)
             stage.injected("SIGSTOP of a leader", point=point, partition=partition, seconds=seconds)
             older = _taken_over(stage, older, newer, f"checkpoint-{number + 1}-again")
     stage.drain()
     return stage
+
+
+def _wake_deposed(stage: Judged, cluster: ThreeBrokers, leader: EmbeddedBroker, topic: str, partition: int) -> float:
+    """Wake a suspended leader when another broker leads in its place; return how long it still slept."""
+    seconds = stage.random.uniform(DEPOSED_AFTER_S, LONGEST_S)
+    time.sleep(seconds)
+    if cluster.leading(topic, partition) is leader:
+        stage.fail(f"no other broker led {topic}[{partition}] after {seconds:.1f} s")
+    leader.resume()
+    return seconds
 
 
 def _taken_over(stage: Stage, older: Tracker, newer: Tracker, again: str) -> Tracker:
@@ -119,7 +145,7 @@ def killed_in_a_commit(campaign: Campaign) -> Stage:
         leader = stage.cluster.leading(topic, partition)
         with stage.away():
             tracker.resume()
-            time.sleep(stage.random.uniform(0.0, COMMIT_S))
+            stage.sleep(0.0, COMMIT_S)
             stage.kill(leader, topic, partition)
         if tracker.wait_ready() < 0:
             stage.fail(f"I9: the tracker ended: {tracker.last_words()}")
@@ -129,9 +155,220 @@ def killed_in_a_commit(campaign: Campaign) -> Stage:
     return stage
 
 
-def _state_partition(transactional_id: str) -> int:
-    """Return in which partition Kafka keeps the state of a transactional id: Java's hash of the string."""
+def restarted(campaign: Campaign) -> Stage:
+    """K4: each of three brokers stopped cleanly and started again under load, the next one when it is in sync."""
+    stage = ClusterStage(campaign, "k4")
+    stage.tracked()
+    for number in range(3 * campaign.times(10)):
+        stage.cluster.wait_in_sync()
+        # It hands its partitions over before it ends: no wait is excused.
+        stage.cluster.brokers[number % 3].restart()
+        stage.injected("clean stop of a broker", broker=number % 3 + 1)
+    stage.drain()
+    return stage
+
+
+def controller_killed(campaign: Campaign) -> Stage:
+    """K5: the active controller, which is a broker too, killed under load, back when another one is active."""
+    stage = ClusterStage(campaign, "k5")
+    stage.tracked()
+    for _ in range(campaign.times(30)):
+        stage.sleep(1.0, 3.0)
+        stage.cluster.wait_in_sync()
+        active = stage.cluster.controller()
+        with stage.away():
+            active.kill()
+            stage.cluster.wait_other_controller(active)
+            stage.injected("kill -9 of the active controller")
+            stage.sleep(0.0, 3.0)
+            active.start()
+    stage.drain()
+    return stage
+
+
+def elected(campaign: Campaign) -> Stage:
+    """K6: leaders moved by stops and kills, and back by an election of the preferred ones every few seconds."""
+    stage = ClusterStage(campaign, "k6")
+    stage.tracked()
+    for number in range(campaign.times(20)):
+        leader = stage.leader(number)
+        with stage.away(), ThreadPoolExecutor(1) as pool:
+            (leader.kill if number % 2 else leader.stop)()
+            started = pool.submit(leader.start)
+            while not started.done():
+                _elect(stage)
+        for _ in range(2):
+            _elect(stage)
+    stage.drain()
+    return stage
+
+
+def _elect(stage: ClusterStage) -> None:
+    stage.sleep(1.0, 3.0)
+    stage.cluster.elect_preferred()
+    stage.injected("election of the preferred leaders")
+
+
+def coordinator_suspended(campaign: Campaign) -> Stage:
+    """K7: the coordinator of the consumers' group suspended for 9 to 14 s under transactions, woken when deposed."""
+    stage = ClusterStage(campaign, "k7")
+    stage.worker("transacts", **WAYS["transaction"])
+    stage.tracked()
+    topic, partition = "__consumer_offsets", _state_partition(QueueTopics(stage.queue).consumer_group)
+    for _ in range(campaign.times(20)):
+        stage.sleep(1.0, 3.0)
+        stage.cluster.wait_in_sync()
+        leader = stage.cluster.leading(topic, partition)
+        with stage.away():
+            leader.pause()
+            seconds = _wake_deposed(stage, stage.cluster, leader, topic, partition)
+        stage.injected("SIGSTOP of a coordinator", partition=partition, seconds=seconds)
+    stage.drain()
+    return stage
+
+
+def producer_suspended(campaign: Campaign) -> CopyStage:
+    """K8: the coordinator of a resuming producer's transactions suspended for 9 to 14 s, woken when deposed."""
+    cluster, count = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment), campaign.times(15)
+    stage = CopyStage(campaign, "k8-producer", lines=7_000 * count, rate=500, broker=cluster)
+    stage.broker_count = len(cluster.brokers)
+    stage.on_close(cluster.close)
+    copier = stage.copier()
+    stage.begun(copier)
+    for _ in range(count):
+        copier.wait_for("copied", stage.random.uniform(0.5, 2.0))
+        cluster.wait_in_sync()
+        _state_suspended(stage, cluster, QueueTopics(stage.queue).producer_transactional_id("copier"))
+        stage.injections += 1
+        if not copier.is_running:
+            stage.fail(f"S: the copier ended with {copier.exit_code}: {copier.last_words()}")
+            break
+    copier.end()
+    return stage.finish()
+
+
+def redrive_suspended(campaign: Campaign) -> Stage:
+    """K8: the same of a redrive, which goes on from each of its crash points while it is suspended."""
+    cluster = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment)
+    stage = Stage(campaign, "k8-redrive", broker=cluster, **REJECTS)
+    stage.broker_count = len(cluster.brokers)
+    all_rejected(stage)
+    for point in REDRIVE_POINTS * campaign.times(3):
+        child = redrive(stage, f"{point}:1:stop", "--limit", LIMIT)
+        if not child.suspended(TIMEOUT_S * stage.patience):
+            stage.fail(f"crash point {point} suspended no redrive: {child.last_words()}")
+            break
+        cluster.wait_in_sync()
+        with stage.away():
+            _state_suspended(stage, cluster, QueueTopics(stage.queue).redrive_id, child.resume)
+        stage.injected("SIGSTOP of a coordinator", point=point)
+        if (code := child.wait(TIMEOUT_S * stage.patience)) != 0:
+            stage.fail(f"R: the redrive ended with {code} after {point}: {child.last_words()}")
+    all_back(stage)
+    return stage
+
+
+def _state_suspended(
+    stage: Judged, cluster: ThreeBrokers, transactional_id: str, then: Callable[[], object] = int
+) -> None:
+    """Suspend the coordinator of a transactional id, and wake it when it is deposed."""
+    topic, partition = "__transaction_state", _state_partition(transactional_id)
+    leader = cluster.leading(topic, partition)
+    leader.pause()
+    then()
+    _wake_deposed(stage, cluster, leader, topic, partition)
+
+
+def replicas_lost(campaign: Campaign) -> Stage:
+    """K9: one broker killed where writes need all three, so that they are refused; two killed; and all back."""
+    stage = ClusterStage(campaign, "k9")
+    stage.tracked()
+    topics = stage.queue, f"{stage.queue}.markers"
+    for number in range(campaign.times(20, least=2)):
+        stage.sleep(1.0, 3.0)
+        stage.cluster.wait_in_sync()
+        first, second = stage.random.sample(stage.cluster.brokers, 2)
+        with stage.away(after_s=DELIVERY_S):
+            for topic in topics:
+                set_topic(stage, topic, "min.insync.replicas", 2 if number % 2 else 3)
+            first.kill()
+            if number % 2:
+                # Nobody is left to elect: writes wait for replicas that do not come.
+                second.kill()
+            stage.sleep(5.0, 20.0)
+            stage.cluster.start()
+        stage.injected("kill -9 of replicas", count=1 + number % 2)
+    stage.drain()
+    return stage
+
+
+def slow_follower(campaign: Campaign) -> Stage:
+    """K10: a broker that leads nothing suspended and woken in short turns, so that it follows slowly."""
+    stage = ClusterStage(campaign, "k10")
+    stage.tracked()
+    slow = stage.random.choice(stage.cluster.brokers)
+    slow.restart()
+    stage.cluster.wait_in_sync()
+    for _ in range(campaign.times(100)):
+        slow.pause()
+        stage.sleep(0.5, 2.5)
+        slow.resume()
+        stage.sleep(0.2, 1.0)
+        stage.injected("SIGSTOP of a follower")
+    stage.drain()
+    return stage
+
+
+def skewed(campaign: Campaign) -> Stage | None:
+    """K11: brokers whose clocks differ by 5 s and by 60 s, and leaders that move between them."""
+    if not is_available():
+        return None
+    cluster, clock = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment, AHEAD_MS), LeadersClock(campaign.folder)
+    stage = ClusterStage(campaign, "k11", cluster, clock)
+    threading.Thread(target=_note_leaders, args=(stage, clock), daemon=True).start()
+    stage.tracked()
+    for number in range(3 * campaign.times(5)):
+        stage.sleep(3.0, 8.0)
+        cluster.wait_in_sync()
+        cluster.brokers[number % 3].restart()
+        stage.sleep(3.0, 8.0)
+        cluster.wait_in_sync()
+        cluster.elect_preferred()
+        stage.injected("leaders moved and back", broker=number % 3 + 1)
+    stage.drain()
+    return stage
+
+
+def _note_leaders(stage: ClusterStage, clock: LeadersClock) -> None:
+    while stage.cluster.is_running:
+        for topic in (stage.queue, f"{stage.queue}.markers"):
+            for partition in range(stage.partitions):
+                if (leader := stage.cluster.leader(topic, partition)) != -1:
+                    clock.leads(topic, partition, AHEAD_MS[leader - 1])
+        time.sleep(0.1)
+
+
+def cut_off(campaign: Campaign) -> Stage:
+    """K12: a leader cut off from its clients, and not from other brokers, for 8 to 30 s: it goes on leading."""
+    cluster = ProxiedBrokers(BROKER_SETTINGS, campaign.broker_environment)
+    stage = ClusterStage(campaign, "k12", cluster)
+    stage.tracked()
+    for number in range(campaign.times(15)):
+        stage.sleep(1.0, 3.0)
+        proxy = cluster.proxies[cluster.brokers.index(stage.leader(number))]
+        with stage.away(after_s=REJOIN_S):
+            proxy.cut()
+            stage.sleep(SHORT_CUT_S, CUT_S)
+            proxy.heal()
+        stage.injected("leader cut off from clients")
+    stage.drain()
+    return stage
+
+
+def _state_partition(name: str) -> int:
+    """Return in which partition Kafka keeps the state of a transactional id or a group: Java's hash of the string."""
     found = 0
-    for character in transactional_id:
+    for character in name:
         found = (31 * found + ord(character)) & 0xFFFF_FFFF
-    return (found & 0x7FFF_FFFF) % 4  # transaction.state.log.num.partitions of embedded brokers
+    # transaction.state.log.num.partitions and offsets.topic.num.partitions of embedded brokers
+    return (found & 0x7FFF_FFFF) % 4

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from faults.campaign import Campaign
     from faults.evidence import Verdict
     from kmq_spark.local.broker import EmbeddedBroker
+    from kmq_spark.local.cluster import EmbeddedCluster
 
 PRODUCER_POINTS = tuple(name for name in FAILPOINTS if name.startswith("producer."))
 PARTITIONS, END_TIMEOUT_S = 4, 300.0
@@ -28,7 +29,7 @@ BROKER_EACH = 10
 class SentStage(Judged):
     """A queue, and processes that send to it; each prints `began`."""
 
-    def __init__(self, campaign: Campaign, name: str, broker: EmbeddedBroker | None = None) -> None:
+    def __init__(self, campaign: Campaign, name: str, broker: EmbeddedBroker | EmbeddedCluster | None = None) -> None:
         super().__init__(campaign, name)
         self.broker, self.queue = broker or campaign.broker, self.name
         create_queue_topics(self.queue, bootstrap_servers=self.broker.bootstrap_servers, partitions=PARTITIONS)
@@ -59,7 +60,13 @@ class CopyStage(SentStage):
     """A file of numbered lines, a queue that copiers copy it to at *rate* lines a second, and the verdict."""
 
     def __init__(
-        self, campaign: Campaign, name: str, *, lines: int, rate: float, broker: EmbeddedBroker | None = None
+        self,
+        campaign: Campaign,
+        name: str,
+        *,
+        lines: int,
+        rate: float,
+        broker: EmbeddedBroker | EmbeddedCluster | None = None,
     ) -> None:
         super().__init__(campaign, name, broker)
         self.lines, self._rate = lines, rate

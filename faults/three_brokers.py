@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from typing import TYPE_CHECKING
 
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from faults.clocks import FalseClock
+from faults.proxy import Proxy
 from kmq_spark.local.cluster import EmbeddedCluster
+from kmq_spark.local.probe import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kmq_spark.local.broker import EmbeddedBroker
 
@@ -20,10 +24,17 @@ _READY_S, _ELECTION_S = 180, 30
 
 
 class ThreeBrokers(EmbeddedCluster):
-    """Brokers of which one can be dead or suspended, and who of them leads."""
+    """Brokers of which one can be dead or suspended, each with a clock that is ahead, and who of them leads."""
 
-    def __init__(self, extra: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        extra: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        ahead_ms: Sequence[int] = (),
+    ) -> None:
         super().__init__(extra=extra, environment=environment)
+        for broker, its_ms in zip(self.brokers, ahead_ms, strict=False):
+            broker.environment |= FalseClock(its_ms).environment()
         self.start()
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
 
@@ -66,6 +77,26 @@ class ThreeBrokers(EmbeddedCluster):
 
         self.wait(is_back)
 
+    def elect_preferred(self) -> None:
+        """Give every partition back to the broker that led it first, where that one is in sync."""
+        with contextlib.suppress(KafkaException):
+            self._admin.elect_leaders(ElectionType.PREFERRED, None).result(_ELECTION_S)
+
+    def controller(self) -> EmbeddedBroker:
+        """Wait until a controller is active; return its broker."""
+        self.wait(lambda: self._active() != -1)
+        return self.brokers[self._active() - 1]
+
+    def wait_other_controller(self, broker: EmbeddedBroker) -> None:
+        """Wait until another controller is active."""
+        self.wait(lambda: self._active() not in {-1, self.brokers.index(broker) + 1})
+
+    def _active(self) -> int:
+        """Return the node of the active controller, -1 = none: clients are told of any broker instead."""
+        files = [broker.data_dir / "log" / "__cluster_metadata-0" / "quorum-state" for broker in self.brokers]
+        states = [json.loads(file.read_text()) for file in files]
+        return int(max((state["leaderEpoch"], state["leaderId"]) for state in states)[1])
+
     @staticmethod
     def wait(is_done: Callable[[], bool]) -> None:
         """Wait until something holds of the brokers."""
@@ -74,3 +105,28 @@ class ThreeBrokers(EmbeddedCluster):
             if time.monotonic() > until_s:
                 raise RuntimeError(f"the three brokers did not do what they should within {_READY_S} s")
             time.sleep(0.1)
+
+
+class ProxiedBrokers(ThreeBrokers):
+    """Brokers that clients reach through a proxy each, and each other without."""
+
+    def __init__(self, extra: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> None:
+        self.proxies: list[Proxy] = []
+        super().__init__(extra, environment)
+
+    def _settings(self, number: int, probe_port: int) -> dict[str, str]:
+        self.proxies.append(Proxy(probe_port))
+        between = f"BROKERS://127.0.0.1:{free_port()}"
+        controllers = f"CONTROLLER://127.0.0.1:{self._controllers[number - 1]}"
+        return super()._settings(number, probe_port) | {
+            "listeners": f"PLAINTEXT://127.0.0.1:{probe_port},{between},{controllers}",
+            "advertised.listeners": f"PLAINTEXT://{self.proxies[-1].address},{between}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,BROKERS:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "BROKERS",
+        }
+
+    def close(self) -> None:
+        """Kill the brokers, and close the proxies."""
+        super().close()
+        for proxy in self.proxies:
+            proxy.close()

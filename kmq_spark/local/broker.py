@@ -108,7 +108,7 @@ class EmbeddedBroker:
         self.port = port or 0
         self._port_is_given = port is not None
         self._extra = dict(extra or {})
-        self._environment = {**os.environ, **(environment or {})}
+        self.environment = {**os.environ, **(environment or {})}
         self._member, self._flags = member, _ALONE_FLAGS if member is None or member.is_alone else _MEMBER_FLAGS
         self._supervisor: subprocess.Popen[str] | None = None
         self._pid = 0
@@ -244,7 +244,7 @@ class EmbeddedBroker:
         arguments.write_text("".join('"{}"\n'.format(re.sub(r'(["\\])', r"\\\1", word)) for word in words))
         done = subprocess.run(
             [java, f"@{arguments}"],
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             check=False,
@@ -292,7 +292,7 @@ class EmbeddedBroker:
                 stdout=subprocess.PIPE,
                 stderr=console,
                 text=True,
-                env=self._environment,
+                env=self.environment,
                 start_new_session=True,  # Ctrl+C must not reach the broker: clients stop first, the broker last
             )
         assert self._supervisor.stdout is not None  # with PIPE
