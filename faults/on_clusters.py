@@ -161,8 +161,8 @@ def restarted(campaign: Campaign) -> Stage:
     stage.tracked()
     for number in range(3 * campaign.times(10)):
         stage.cluster.wait_in_sync()
-        # It hands its partitions over before it ends: no wait is excused.
-        stage.cluster.brokers[number % 3].restart()
+        with stage.away():
+            stage.cluster.brokers[number % 3].restart()
         stage.injected("clean stop of a broker", broker=number % 3 + 1)
     stage.drain()
     return stage
@@ -330,7 +330,8 @@ def skewed(campaign: Campaign) -> Stage | None:
     for number in range(3 * campaign.times(5)):
         stage.sleep(3.0, 8.0)
         cluster.wait_in_sync()
-        cluster.brokers[number % 3].restart()
+        with stage.away():
+            cluster.brokers[number % 3].restart()
         stage.sleep(3.0, 8.0)
         cluster.wait_in_sync()
         cluster.elect_preferred()
