@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from faults.clocks import Epoch, MovableClock
+from faults.clocks import Epoch, LeadersClock, MovableClock
 from faults.waits import QUIET_COUNT, Bounds, Interval, Quiet, Wait, gaps, merged, too_late
 from kmq_spark.core.markers import MessageId
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 PLACE = MessageId(0, 1)
 
@@ -71,3 +73,13 @@ def test_reading_at_the_edge_of_a_step_belongs_to_the_interval_after_it(tmp_path
     """The injector notes a step a moment after the clock has made it."""
     epochs = [Epoch(0, 0), Epoch(10_000, -60_000)]
     assert MovableClock(tmp_path, epochs).true_times_ms([9_990, 9_999 - 60_000]) == [9_990, 9_999]
+
+
+def test_clock_of_a_partition_moves_with_its_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The injector sees a new leader a moment after it has begun to lead."""
+    clock, times_ms = LeadersClock(tmp_path), iter([20_000, 30_000])
+    monkeypatch.setattr("faults.clocks.now_ms", lambda: next(times_ms))
+    for ahead_ms in (0, 5_000, 5_000, 0):
+        clock.leads("jobs", 1, ahead_ms)
+    readings_ms = [15_000, 19_000 + 5_000, 29_000 + 5_000, 29_900]
+    assert clock.of("jobs", 1).true_times_ms(readings_ms) == [15_000, 19_000, 29_000, 29_900]
