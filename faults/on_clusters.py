@@ -100,21 +100,23 @@ def suspended(campaign: Campaign) -> Stage:
         if not newer.suspended(PASS_TIMEOUT_S * stage.patience):
             stage.fail(f"crash point {point} suspended no process: {newer.last_words()}")
             break
-        leader = stage.leader(partition)
+        stage.cluster.wait_in_sync()
         with stage.away():
             # The tracker knows this leader, and asks it while it is suspended.
-            leader.pause()
-            newer.resume()
-            seconds = _wake_deposed(stage, stage.cluster, leader, f"{stage.queue}.markers", partition)
+            seconds = _suspended(stage, stage.cluster, f"{stage.queue}.markers", partition, newer.resume)
             stage.injected("SIGSTOP of a leader", point=point, partition=partition, seconds=seconds)
             older = _taken_over(stage, older, newer, f"checkpoint-{number + 1}-again")
     stage.drain()
     return stage
 
 
-def _wake_deposed(stage: Judged, cluster: ThreeBrokers, leader: EmbeddedBroker, topic: str, partition: int) -> float:
-    """Wake a suspended leader when another broker leads in its place; return how long it still slept."""
-    seconds = stage.random.uniform(DEPOSED_AFTER_S, LONGEST_S)
+def _suspended(
+    stage: Judged, cluster: ThreeBrokers, topic: str, partition: int, then: Callable[[], object] = int
+) -> float:
+    """Suspend the leader of a partition, and wake it when another one leads in its place; return how long it slept."""
+    leader, seconds = cluster.leading(topic, partition), stage.random.uniform(DEPOSED_AFTER_S, LONGEST_S)
+    leader.pause()
+    then()
     time.sleep(seconds)
     if cluster.leading(topic, partition) is leader:
         stage.fail(f"no other broker led {topic}[{partition}] after {seconds:.1f} s")
@@ -218,10 +220,8 @@ def coordinator_suspended(campaign: Campaign) -> Stage:
     for _ in range(campaign.times(20)):
         stage.sleep(1.0, 3.0)
         stage.cluster.wait_in_sync()
-        leader = stage.cluster.leading(topic, partition)
         with stage.away():
-            leader.pause()
-            seconds = _wake_deposed(stage, stage.cluster, leader, topic, partition)
+            seconds = _suspended(stage, stage.cluster, topic, partition)
         stage.injected("SIGSTOP of a coordinator", partition=partition, seconds=seconds)
     stage.drain()
     return stage
@@ -235,10 +235,11 @@ def producer_suspended(campaign: Campaign) -> CopyStage:
     stage.on_close(cluster.close)
     copier = stage.copier()
     stage.begun(copier)
+    partition = _state_partition(QueueTopics(stage.queue).producer_transactional_id("copier"))
     for _ in range(count):
         copier.wait_for("copied", stage.random.uniform(0.5, 2.0))
         cluster.wait_in_sync()
-        _state_suspended(stage, cluster, QueueTopics(stage.queue).producer_transactional_id("copier"))
+        _suspended(stage, cluster, "__transaction_state", partition)
         stage.injections += 1
         if not copier.is_running:
             stage.fail(f"S: the copier ended with {copier.exit_code}: {copier.last_words()}")
@@ -253,6 +254,7 @@ def redrive_suspended(campaign: Campaign) -> Stage:
     stage = Stage(campaign, "k8-redrive", broker=cluster, **REJECTS)
     stage.broker_count = len(cluster.brokers)
     all_rejected(stage)
+    partition = _state_partition(QueueTopics(stage.queue).redrive_id)
     for point in REDRIVE_POINTS * campaign.times(3):
         child = redrive(stage, f"{point}:1:stop", "--limit", LIMIT)
         if not child.suspended(TIMEOUT_S * stage.patience):
@@ -260,7 +262,7 @@ def redrive_suspended(campaign: Campaign) -> Stage:
             break
         cluster.wait_in_sync()
         with stage.away():
-            _state_suspended(stage, cluster, QueueTopics(stage.queue).redrive_id, child.resume)
+            _suspended(stage, cluster, "__transaction_state", partition, child.resume)
         stage.injected("SIGSTOP of a coordinator", point=point)
         if (code := child.wait(TIMEOUT_S * stage.patience)) != 0:
             # Its documentation says: run it again.
@@ -268,17 +270,6 @@ def redrive_suspended(campaign: Campaign) -> Stage:
             stage.notes.append(f"after {point} the redrive ended with {code}: {child.last_words()}")
     all_back(stage)
     return stage
-
-
-def _state_suspended(
-    stage: Judged, cluster: ThreeBrokers, transactional_id: str, then: Callable[[], object] = int
-) -> None:
-    """Suspend the coordinator of a transactional id, and wake it when it is deposed."""
-    topic, partition = "__transaction_state", _state_partition(transactional_id)
-    leader = cluster.leading(topic, partition)
-    leader.pause()
-    then()
-    _wake_deposed(stage, cluster, leader, topic, partition)
 
 
 def replicas_lost(campaign: Campaign) -> Stage:

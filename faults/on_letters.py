@@ -17,7 +17,7 @@ REDRIVE_POINTS = tuple(name for name in FAILPOINTS if name.startswith("redrive."
 LETTERS, BYTES = 400, 100_000
 """Of so many bytes: more than one transaction takes."""
 
-LIMIT = "40"
+LIMIT = "30"
 """Letters of a redrive that is to leave some for the next."""
 
 REJECTS: dict[str, Any] = {**CALM, "rejected": 1.0}
