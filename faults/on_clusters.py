@@ -230,7 +230,7 @@ def coordinator_suspended(campaign: Campaign) -> Stage:
 def producer_suspended(campaign: Campaign) -> CopyStage:
     """K8: the coordinator of a resuming producer's transactions suspended for 9 to 14 s, woken when deposed."""
     cluster, count = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment), campaign.times(15)
-    stage = CopyStage(campaign, "k8-producer", lines=10_000 * count, rate=300, broker=cluster)
+    stage = CopyStage(campaign, "k8-producer", lines=20_000 * count, rate=300, broker=cluster)
     stage.broker_count = len(cluster.brokers)
     stage.on_close(cluster.close)
     copier = stage.copier()
