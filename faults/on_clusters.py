@@ -230,7 +230,7 @@ def coordinator_suspended(campaign: Campaign) -> Stage:
 def producer_suspended(campaign: Campaign) -> CopyStage:
     """K8: the coordinator of a resuming producer's transactions suspended for 9 to 14 s, woken when deposed."""
     cluster, count = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment), campaign.times(15)
-    stage = CopyStage(campaign, "k8-producer", lines=20_000 * count, rate=300, broker=cluster)
+    stage = CopyStage(campaign, "k8-producer", lines=20_000 * count, rate=200, broker=cluster)
     stage.broker_count = len(cluster.brokers)
     stage.on_close(cluster.close)
     copier = stage.copier()
@@ -256,11 +256,12 @@ def redrive_suspended(campaign: Campaign) -> Stage:
     all_rejected(stage)
     partition = _state_partition(QueueTopics(stage.queue).redrive_id)
     for point in REDRIVE_POINTS * campaign.times(3):
+        # Before it has a transaction: the broker ends one that is suspended for a minute.
+        cluster.wait_in_sync()
         child = redrive(stage, f"{point}:1:stop", "--limit", LIMIT)
         if not child.suspended(TIMEOUT_S * stage.patience):
             stage.fail(f"crash point {point} suspended no redrive: {child.last_words()}")
             break
-        cluster.wait_in_sync()
         with stage.away():
             _suspended(stage, cluster, "__transaction_state", partition, child.resume)
         stage.injected("SIGSTOP of a coordinator", point=point)
