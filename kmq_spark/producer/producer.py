@@ -131,7 +131,7 @@ class QueueProducer:
             self._serialize = partial(serialized, serializer, self._topic)
         self._forks = _forks
         self._errors: list[KmqError] = []
-        self._reports = _Reports(self._topic)
+        self._reports = Reports(self._topic)
         self._sent_count = 0
         self._is_closed = self._is_resting = self._is_busy = False
         self._awake = threading.Event()
@@ -370,7 +370,7 @@ def _serve_reports(producer: weakref.ref[QueueProducer], awake: threading.Event)
         time.sleep(SERVE_S)
 
 
-def _send_the_rest(producer: Producer, reports: _Reports, errors: list[KmqError], forks: int) -> None:
+def _send_the_rest(producer: Producer, reports: Reports, errors: list[KmqError], forks: int) -> None:
     """Send what a producer that was not closed has left, when it is collected, or its process ends."""
     if forks != _forks:
         return
@@ -383,7 +383,7 @@ def _send_the_rest(producer: Producer, reports: _Reports, errors: list[KmqError]
         )  # fmt: skip
 
 
-class _Reports:
+class Reports:
     """What a producer knows from its delivery reports, and from the client's fatal error."""
 
     def __init__(self, topic: str) -> None:
@@ -426,7 +426,7 @@ class _DeliveryReport:
 
     __slots__ = ("_on_delivery", "_reports")
 
-    def __init__(self, on_delivery: OnDelivery, reports: _Reports) -> None:
+    def __init__(self, on_delivery: OnDelivery, reports: Reports) -> None:
         self._on_delivery = on_delivery
         self._reports = reports
 

@@ -12,7 +12,7 @@ from kmq_spark.kafka.serializers import serialized
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
 from kmq_spark.producer.async_producer import AsyncQueueProducer
 from kmq_spark.producer.options import SendOptions, encoded
-from kmq_spark.producer.producer import QueueProducer, forks, message_too_large
+from kmq_spark.producer.producer import QueueProducer, Reports, forks, message_too_large
 from kmq_spark.wire.headers import size_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class InMemoryProducer(QueueProducer):
     def __init__(self, queue: InMemoryQueue, serializer: Serializer | None = None) -> None:
         self._queue, self._topic, self._partition_count = queue, queue.name, queue.partition_count
         self._serialize = None if serializer is None else partial(serialized, serializer, queue.name)
-        self._forks, self._errors, self._sent_count = forks(), [], 0
+        self._forks, self._errors, self._sent_count, self._reports = forks(), [], 0, Reports(queue.name)
         self._options, self._producer = MemoryOptions(), _NoClient()  # type: ignore[assignment]  # what `send` needs
 
     def _produce(

@@ -100,7 +100,7 @@ def test_end_of_a_process_says_what_was_not_sent(
     client = make_client(Producer, producer_config("127.0.0.1:1"))
     client.produce("orders", b"x")
     errors: list[KmqError] = [KafkaClientError("too late")]
-    producer_module._send_the_rest(client, producer_module._Reports("orders"), errors, producer_module.forks())
+    producer_module._send_the_rest(client, producer_module.Reports("orders"), errors, producer_module.forks())
     assert "a producer of orders was not closed: 2 messages were not sent, the first error: too late" in caplog.text
     client.purge()
 
