@@ -216,12 +216,18 @@ def ended(queue: Queue, outcome: Outcome | None = None) -> list[int]:
 
 
 def set_topic(bootstrap_servers: str, topic: str, key: str, value: object) -> None:
-    """Set a setting of a topic."""
+    """Set a setting of a topic, and wait until the broker shows it."""
     entry = ConfigEntry(key, str(value), incremental_operation=AlterConfigOpType.SET)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     resource = ConfigResource("topic", topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(20)
+
+    def is_shown() -> bool:
+        (found,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
+        return bool(found.result(20)[key].value == str(value))
+
+    assert wait_until(is_shown)
 
 
 def delete_topics(bootstrap_servers: str, *topics: str) -> None:
