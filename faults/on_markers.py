@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from faults.load import write
+from faults.load import finished_messages, messages_in_flight, write
 from faults.oracle import is_by_a_tracker
 from faults.stage import CALM, Stage
 from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_MESSAGES_PER_MARKER, Marker, MarkerType, OffsetRange, Outcome
@@ -117,6 +117,17 @@ def _log_again(stage: Stage) -> None:
         for marker in ours[begin : begin + 20]:
             if not is_by_a_tracker(marker):
                 write(stage, marker, partition)
+
+
+def many_at_once(campaign: Campaign) -> Stage:
+    """F20: tens of thousands of messages that fall due at the same instant."""
+    stage = Stage(campaign, "f20-burst", max_deliveries=0, work_ms=0, **CALM)
+    stage.tracked()
+    finished_messages(stage, 1_000)
+    messages_in_flight(stage, campaign.times(20_000, least=2_000), lease_ms=1_000)
+    stage.injected("mass expiry")
+    stage.drain()
+    return stage
 
 
 def hostile(campaign: Campaign) -> Stage:

@@ -78,6 +78,7 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("F17", on_trackers.full_disk),
     ("F18", on_brokers.cut),
     ("F19", on_ledgers.killed),
+    ("F20", on_markers.many_at_once),
     ("F21", on_consumers.holding_many),
     ("F22", on_consumers.poisoned),
     ("F22", on_consumers.murdered),
