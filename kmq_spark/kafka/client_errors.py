@@ -150,6 +150,8 @@ def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> K
     if not isinstance(error, KafkaClientError) or error.code not in CONNECTING or not reason:
         return error
     advice = _LISTENER_ADVICE if _CONCERNS_LISTENER.search(reason) else ADVICE.get(error.code, _OTHER_ADVICE)
+    if "OIDC" in reason:
+        advice = ADVICE["_AUTHENTICATION"]
     message = f"{operation}: {reason} ({error.code}); {advice}"
     return KafkaClientError(message, code=error.code, retriable=error.retriable)
 
@@ -210,6 +212,10 @@ consumers alone in `extra`, which configures the producers of a consumer too.
 _ADDRESS = re.compile(r"\]: (?:\w+://)?([^/\s]+)/\w+: (.*?)(?: \(after \d+ms.*)?$", re.DOTALL)
 
 
+_TOKEN_SERVER = ""
+"""In place of a broker's address: without a token (OAuth), librdkafka connects to no broker."""
+
+
 class ClientLog(logging.Filter):
     """
     Lets one line per kind pass in `MIN_INTERVAL_S`, and keeps the reasons of failed connections by broker address.
@@ -237,6 +243,8 @@ class ClientLog(logging.Filter):
                 # If the broker closes the connection, librdkafka only guesses the reason, and not every time.
                 is_guess = found[2].startswith("Disconnected")
                 _room_in(self._reasons).setdefault(found[1], {})[is_guess] = (now, found[2])
+            if facility == "OIDC":
+                _room_in(self._reasons)[_TOKEN_SERVER] = {False: (now, text.partition("]: ")[2])}
             last_at, suppressed = self._seen.get(kind, (-MIN_INTERVAL_S, 0))
             if now - last_at < MIN_INTERVAL_S:
                 self._seen[kind] = (last_at, suppressed + 1)
@@ -249,7 +257,7 @@ class ClientLog(logging.Filter):
     def reason_of(self, bootstrap_servers: str) -> str:
         """Return why the latest connection to these addresses failed; empty if none failed."""
         since = time.monotonic() - REASON_AGE_S
-        addresses = [address.strip().rpartition("://")[2] for address in bootstrap_servers.split(",")]
+        addresses = [address.strip().rpartition("://")[2] for address in bootstrap_servers.split(",")] + [_TOKEN_SERVER]
         with self._lock:
             kept = [
                 (not is_guess, at, reason)
