@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.dlq.ends import own_record
-from kmq_spark.errors import FencedError
+from kmq_spark.errors import FencedError, KafkaClientError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.own_record import write_own
 from kmq_spark.kafka.records import OutgoingRecord, RejectedRecords
@@ -156,6 +156,9 @@ class Redriver:
                 "ended; no message is sent twice"
             )
             raise FencedError(message) from error
+        except KafkaClientError as error:
+            message = f"{error}; {summary.done} dead letters are done, run it again for the others: none is sent twice"
+            raise KafkaClientError(message, code=error.code, retriable=error.retriable) from error
 
     def _transact(self, chunk: list[DeadLetter], summary: RedriveSummary) -> None:
         rejected_records = RejectedRecords()
