@@ -307,6 +307,7 @@ class Use(NamedTuple):
     """What a process takes: resident memory in MiB, open files, threads."""
 
     pid: int
+    parent: int
     command: str
     resident_mib: int
     files: int
@@ -319,8 +320,8 @@ class Use(NamedTuple):
 
 
 def processes_of(group: int) -> list[Use]:
-    """Return the processes of a session, those that end meanwhile left out."""
-    found = []
+    """Return the processes of a session, without those that end meanwhile and Java's copies that run a program next."""
+    found: dict[int, Use] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # What a child starts may have a group of its own; the session stays.
@@ -330,10 +331,15 @@ def processes_of(group: int) -> list[Use]:
                 )
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 mib, files = int(status["VmRSS"].split()[0]) // 1024, len(list((folder / "fd").iterdir()))
-                found.append(Use(int(folder.name), command, mib, files, int(status["Threads"])))
+                pid, parent, threads = int(folder.name), int(status["PPid"]), int(status["Threads"])
+                found[pid] = Use(pid, parent, command, mib, files, threads)
         except (OSError, IndexError, KeyError):
             continue
-    return found
+    return [
+        use
+        for use in found.values()
+        if not use.is_jvm or use.parent not in found or found[use.parent].command != use.command
+    ]
 
 
 class Watch(threading.Thread):
