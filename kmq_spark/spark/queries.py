@@ -274,7 +274,9 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return the cause that an error's text names last, which is the innermost one; without a stack its first line."""
+    """Return the innermost cause: the one that an error's text names last; without a stack in it, its first line."""
+    while (cause := getattr(error, "_cause", None)) is not None:  # PySpark's way to keep a cause of the JVM
+        error = cause
     text = text_of(error).strip()
     if not text:
         return type(error).__name__

@@ -257,6 +257,13 @@ def test_line_names_the_innermost_cause_and_not_what_passed_it_on(stack: str, ca
     assert one_line(failed(BATCH_FAILED + stack)) == cause
 
 
+def test_line_names_a_cause_that_is_not_in_the_text() -> None:
+    """PySpark keeps it apart, by default."""
+    error = RuntimeError("Failed to create new KafkaAdminClient")
+    error._cause = RuntimeError("Could not find a 'KafkaClient' entry")  # type: ignore[attr-defined]  # PySpark's
+    assert one_line(error) == "Could not find a 'KafkaClient' entry"
+
+
 def test_line_of_an_exception_of_the_jvm_names_it_and_not_the_call() -> None:
     error = RuntimeError(STOP_TIMEOUT)
     assert one_line(error).startswith("java.util.concurrent.TimeoutException: Stream Execution thread")
