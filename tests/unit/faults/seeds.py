@@ -1,5 +1,5 @@
 """
-Violations, each seeded into a right story.
+Violations, each seeded into a right story; `python -m tests.unit.faults.seeds` prints which invariant finds each.
 
 Rule 1: a seed breaks one promise, and its docstring begins with the invariant that must report it.
 Rule 2: it breaks nothing else that would reveal it, as far as that can be: what it appends has events, copies, counts
@@ -9,6 +9,7 @@ and headers as they must be, but for the one thing.
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from faults.evidence import TRACKER, WORKER, Process, Reported
@@ -82,6 +83,13 @@ def ack_what_no_handler_saw(story: Story) -> None:
     story.append(start(4, 12_000), end(4, 12_100), is_handled=False)
 
 
+def ack_although_the_handler_raised(story: Story) -> None:
+    """I1: given to a handler, and acked although that handler raised."""
+    story.add(4, 11_800)
+    story.append(start(4, 12_000), end(4, 12_100), is_handled=False)
+    story.events += story.worked(4, 12_000, 12_050, "raised")
+
+
 def ack_before_the_handler_returned(story: Story) -> None:
     """I1: acked, and only then handled: a crash in between would lose it."""
     story.add(4, 11_800)
@@ -123,6 +131,12 @@ def expire_by_the_tracker_what_never_expires(story: Story) -> None:
 def deliver_a_phantom(story: Story) -> None:
     """I2: a handler got what no producer sent."""
     story.events.append(event("delivered", 2_000, 0, "id-77"))
+
+
+def give_another_message(story: Story) -> None:
+    """I2: a handler got the bytes of one message under the name of another."""
+    story.add(4, 11_800)
+    story.append(start(4, 12_000), end(4, 12_100), names={4: "id-0"})
 
 
 def store_a_message_twice(story: Story) -> None:
@@ -174,6 +188,14 @@ def redeliver_after_an_end_that_a_later_decision_passed(story: Story) -> None:
     story.redeliver(4, 13, 21_300)
 
 
+def redeliver_an_hour_after_the_ack(story: Story) -> None:
+    """I3: due at a TICK, acked behind it, 199 TICKs, and redelivered an hour later."""
+    story.add(4, 11_800)
+    story.append(start(4, 12_000), tick(17_100), end(4, 17_200))
+    story.append(*(tick(17_200 + number * HOUR_MS // 199) for number in range(1, 200)))
+    story.redeliver(4, 12, 17_300 + HOUR_MS)
+
+
 def bury_an_hour_after_the_renewal(story: Story) -> None:
     """I3: due at a TICK for the last time, renewed for an hour, and dead-lettered in the middle of it."""
     story.add(4, 11_800, (("kmq-delivery-count", b"1"),))
@@ -189,10 +211,31 @@ def redeliver_twice(story: Story) -> None:
     story.redeliver(1, 12, 12_100, tick(12_000))
 
 
+def copy_twice(story: Story) -> None:
+    """I4: one END, two copies."""
+    story.messages.append(copy_of(story.message(1), 12, 6_201, 1))
+    story.append(start(12, 12_200, delivery_count=2), end(12, 12_300))
+
+
+def hand_out_one_copy_six_times(story: Story) -> None:
+    """I4: one START, and six handlers had the message."""
+    story.events += [event("delivered", 6_600 + number, 10, "id-1") for number in range(5)]
+
+
+def ack_more_often_than_it_was_started(story: Story) -> None:
+    """I4: one START, and a consumer acks three times."""
+    story.append(end(0, 12_000), end(0, 12_100))
+
+
 def ack_again_because_another_consumer_had_no_answer(story: Story) -> None:
     """I4: two acks of one START; a consumer did not get an answer, and it is another one."""
     story.append(end(0, 12_000))
     story.events.append(event("resent", 11_900, actor="other-78"))
+
+
+def fetch_again_for_no_cause(story: Story) -> None:
+    """I4: a message is started a second time, and nothing has happened to the consumer that had started it."""
+    story.fetch_again(at_ms=40_000)
 
 
 def fetch_again_without_end(story: Story) -> None:
@@ -229,6 +272,33 @@ def dead_letter_without_a_cause(story: Story) -> None:
     story.bury(4, 2, 17_300, 1, LIMIT_REACHED, tick(17_200))
 
 
+def dead_letter_after_an_ack(story: Story) -> None:
+    """I5: a message is acked and a dead letter, and its END is another lease's."""
+    story.append(tick(12_000))
+    story.bury(0, 2, 12_100, 1, LIMIT_REACHED)
+
+
+def bury_the_same_message_twice(story: Story) -> None:
+    """I5: one message, fetched again once, and three dead letters."""
+    story.fetch_again(offset=11, at_ms=12_000, ends=False)
+    story.bury(11, 2, 17_300, 2, LIMIT_REACHED, tick(17_200))
+    story.append(tick(17_400))
+    story.bury(11, 3, 17_500, 2, LIMIT_REACHED)
+
+
+def say_another_limit(story: Story) -> None:
+    """I5: the dead letter says that the limit is five."""
+    reason = "delivery limit reached: 2 of 5"
+    story.rewrite(11, end(11, 11_700, outcome=DEAD_LETTERED, reason=reason))
+    story.dead_letters[1] = letter_of(story.message(11), 1, 11_700, 2, reason)
+
+
+def say_another_reason(story: Story) -> None:
+    """I5: rejected for one reason, and the dead letter has another."""
+    story.rewrite(4, end(2, 2_600, outcome=DEAD_LETTERED, reason="worse"))
+    story.dead_letters[0] = letter_of(story.message(2), 0, 2_600, 1, "worse")
+
+
 def say_it_differently_in_the_letter(story: Story) -> None:
     """I5: the END has the reason, and the dead letter has none."""
     story.dead_letters[0] = letter_of(story.message(2), 0, 2_600, 1, "")
@@ -246,6 +316,13 @@ def say_too_large_of_what_is_small(story: Story) -> None:
     story.add(4, 11_800)
     story.append(start(4, 12_000))
     story.bury(4, 2, 17_200, 1, "too large to redeliver: x", tick(17_100))
+
+
+def say_expired_of_what_has_no_ttl(story: Story) -> None:
+    """I5: the dead letter says that its time to live was over, and it has none."""
+    story.add(4, 11_800)
+    story.append(start(4, 12_000))
+    story.bury(4, 2, 17_200, 1, "expired: ttl of 9 ms was over", tick(17_100))
 
 
 def bury_what_was_never_a_message(story: Story) -> None:
@@ -279,9 +356,21 @@ def skip_a_count(story: Story) -> None:
     story.rewrite(8, start(10, 6_500, delivery_count=3, count=2))
 
 
+def count_a_deferral_as_silent(story: Story) -> None:
+    """I6: it was put off, so that its delivery was not silent."""
+    story.defer(is_silent=True)
+
+
 def forget_a_silent_delivery(story: Story) -> None:
     """I6: a lease ran out, and the copy does not say so."""
     story.change(10, with_header(story.message(10), "kmq-silent-count", None))
+
+
+def count_a_failure_as_silent(story: Story) -> None:
+    """I6: the handler failed, and said so."""
+    story.add(4, 11_800)
+    story.append(start(4, 12_000), keep_alive(4, 12_100, lease_ms=0, release=Release.FAILED))
+    story.redeliver(4, 12, 12_400, tick(12_300), is_silent=True)
 
 
 def give_back_as_uncounted_what_was_handed_out(story: Story) -> None:
@@ -329,6 +418,13 @@ def hand_out_what_has_expired(story: Story) -> None:
 # I8: bounded lateness.
 
 
+def redeliver_an_hour_late(story: Story) -> None:
+    """I8: due at 17_000, sent an hour later, while nothing was away."""
+    story.add(4, 11_800)
+    story.append(start(4, 12_000))
+    story.redeliver(4, 12, 17_100 + HOUR_MS, tick(17_000 + HOUR_MS))
+
+
 def redeliver_late_after_a_fault(story: Story) -> None:
     """I8: the broker was away for 20 s, and the redelivery came 16 s after its return."""
     story.bounds = Bounds(away=[Interval(17_100, 37_100)])
@@ -371,12 +467,47 @@ def log_what_nothing_caught(story: Story) -> None:
 # I10: conservation.
 
 
+def keep_a_finished_message_in_flight(story: Story) -> None:
+    """I10: the tracker still has a message that the log has ended, as one that lost an END would."""
+    story.tracker_reports = lambda one: one._replace(in_flight=1, counters=counted(one, acked=-1))
+
+
+def lose_a_message_from_the_state(story: Story) -> None:
+    """I10: the tracker has forgotten a message that the log has in flight."""
+    leave_a_message_in_flight(story)
+    story.tracker_reports = lambda one: one._replace(in_flight=0, counters=counted(one, started=-1))
+
+
+def count_an_ack_as_a_redelivery(story: Story) -> None:
+    """I10: even by itself, and not by the log."""
+    story.tracker_reports = lambda one: one._replace(counters=counted(one, acked=-1, redelivered=1))
+
+
 # I11: bytes kept.
 
 
 def change_a_value(story: Story) -> None:
     """I11: another value."""
     story.change(10, story.message(10)._replace(value=b"id-1|other"))
+
+
+def drop_a_header(story: Story) -> None:
+    """I11: a header of the producer is gone from the dead letter."""
+    story.dead_letters[0] = with_header(story.dead_letters[0], "trace", None)
+
+
+def reorder_headers(story: Story) -> None:
+    """I11: the producer's headers come in another order."""
+    copy = story.message(10)
+    story.change(10, copy._replace(headers=(copy.headers[1], copy.headers[0], *copy.headers[2:])))
+
+
+def lose_the_time_to_live(story: Story) -> None:
+    """I11: the copy has no `kmq-ttl-ms`: it never expires."""
+    story.add(4, 11_800, (("kmq-ttl-ms", b"900000"),))
+    story.append(start(4, 12_000))
+    story.redeliver(4, 12, 17_300, tick(17_200))
+    story.change(12, with_header(story.message(12), "kmq-ttl-ms", None))
 
 
 def give_it_to_a_group(story: Story) -> None:
@@ -470,6 +601,16 @@ def forget_what_a_consumer_ended_as_expired(story: Story) -> None:
     story.expire_at_its_start()
 
 
+def redeliver_what_has_expired(story: Story) -> None:
+    """I5: the tracker redelivers an expired message, which its queue must dead-letter."""
+    story.expire_in_a_lease()
+    copy = copy_of(story.message(4), 12, 19_200, 1)
+    story.append(end(4, 19_200, outcome=REDELIVERED))
+    story.messages.append(copy)
+    story.append(start(12, 19_300, delivery_count=2), end(12, 19_400, outcome=Outcome.EXPIRED), is_handled=False)
+    story.bury(12, 2, 19_600, 2, "expired", tick(19_500))
+
+
 def name_another_ttl(story: Story) -> None:
     """I5: the dead letter of an expired message names a TTL that the message does not have."""
     story.expire_in_a_lease()
@@ -551,3 +692,21 @@ def found_by(seed: Callable[[Story], None]) -> list[str]:
     story = Story()
     seed(story)
     return sorted({violation.invariant for violation in story.verdict().violations})
+
+
+def main() -> int:
+    """Print the table; return the exit code."""
+    missed = 0
+    sys.stdout.write("| seed | must be found by | found by |\n|---|---|---|\n")
+    for seed in seeds():
+        found = found_by(seed)
+        is_found = expected(seed) in found
+        missed += not is_found
+        sys.stdout.write(f"| {seed.__name__} | {expected(seed)} | {', '.join(found) or 'nothing'} |\n")
+    clean = Story().verdict().violations
+    sys.stdout.write(f"\n{len(seeds())} seeds, {missed} missed; the right story has {len(clean)} violations\n")
+    return 1 if missed or clean else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

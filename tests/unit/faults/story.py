@@ -151,6 +151,8 @@ class Story:
         self.injections: int | None = 1
         self.checkpoint_mib = 0
         self.rules = QueueRules(1, LIMIT)
+        self.removed: list[Record] = []
+        self.injected: set[int] = set()
         self.results: list[Record] = []
         self.is_reported = True
         self.tracker_reports: Callable[[Reported], Reported] = lambda reported: reported
@@ -273,9 +275,11 @@ class Story:
         dump = Dump(
             QUEUE,
             {0: self.log()},
-            self.messages,
+            [*self.messages, *self.removed],
             self.dead_letters,
             self.results,
+            {record.place for record in self.removed},
+            {(0, offset) for offset in self.injected},
         )
         return Evidence(
             dump, self.events, {"old", "new"}, self.rules, self.bounds, self.processes, self.injections,
@@ -308,21 +312,27 @@ class Story:
         self.append(*before, end(offset, at_ms, outcome=DEAD_LETTERED, reason=reason))
         self.dead_letters.append(letter_of(self.message(offset), to, at_ms, count, reason))
 
-    def defer(self, *, delay_ms: int) -> None:
+    def defer(
+        self, *, decided_ms: int = 20_001, count: int = 0, is_silent: bool = False, delay_ms: int = 8_200
+    ) -> None:
         """Message 4 is put off until 20_000, and comes then."""
         self.add(4, 11_800, (("kmq-delay-ms", b"%d" % delay_ms),))
         self.append(start(4, 12_000, lease_ms=0, never_handed_out=True, due_at_ms=20_000))
-        self.redeliver(4, 12, 20_100, tick(20_001), count=0, is_silent=False)
+        self.redeliver(4, 12, 20_100, tick(decided_ms), count=count, is_silent=is_silent)
+
+    def keep_what_expires(self) -> None:
+        """Let the queue's rules turn expired messages into dead letters."""
+        self.rules = replace(self.rules, dead_letters_expired=True)
 
     def expire_in_a_lease(self) -> None:
         """Message 4 has a TTL of 3 s, its lease runs out at 19_000, and its queue keeps what expires."""
-        self.rules = replace(self.rules, dead_letters_expired=True)
+        self.keep_what_expires()
         self.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
         self.append(start(4, 14_000), tick(19_100))
 
     def expire_at_its_start(self) -> None:
         """A consumer ends message 4, whose TTL is over, and TICK 15_000 decides it; its queue keeps what expires."""
-        self.rules = replace(self.rules, dead_letters_expired=True)
+        self.keep_what_expires()
         self.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
         self.append(start(4, 14_800), is_handled=False)
         self.append(end(4, 14_900, outcome=Outcome.EXPIRED, reason="expired"), tick(15_000))
