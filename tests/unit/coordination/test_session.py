@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kmq_spark.core.coordination import leader
 from kmq_spark.core.coordination.effects import Ignored
-from kmq_spark.core.coordination.records import RecordType
+from kmq_spark.core.coordination.records import Record, RecordType, SnapshotPart
 from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, UsageError
 from kmq_spark.wire import coordination_pb2
-from kmq_spark.wire.coordination import decode_record
+from kmq_spark.wire.coordination import decode_record, encode_record
 from kmq_spark.wire.coordination_log import GroupLog
 from tests.unit.coordination_memory import GROUP, Partition, Process, T, pass_time
 from tests.unit.coordination_story import facts
@@ -269,6 +269,44 @@ def test_leader_writes_snapshots_from_which_a_reader_may_begin(
     assert (late.is_complete, facts(late.world)) == (True, facts(first.session.world))
 
 
+FAR = 10**6
+"""An epoch and a generation above the end of the log."""
+
+
+def written(kind: RecordType, client_id: str, instance: str, **fields: Any) -> bytes:
+    """Return the bytes of a record."""
+    return encode_record(Record(kind, client_id, instance, 10**9, **fields))
+
+
+HOSTILE = {
+    "epoch from the future": (written(RecordType.RELEASE, "a", "a1", resource="r", epoch=FAR), Ignored.FUTURE_EPOCH),
+    "ASSIGN of a member that does not lead": (written(RecordType.ASSIGN, "b", "b1", generation=2), Ignored.NOT_LEADER),
+    "CLAIM of an unknown member": (written(RecordType.CLAIM, "z", "z1", resource="s"), Ignored.UNKNOWN_MEMBER),
+    "CLAIM of a second process": (written(RecordType.CLAIM, "a", "a2", resource="s"), Ignored.OTHER_INSTANCE),
+    "no protobuf": (b"\xff" * 40, Ignored.UNREADABLE),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bad_input_is_counted_and_every_member_keeps_its_world(
+    partition: Partition, pair: tuple[Process, Process], name: str
+) -> None:
+    """The claim is held on, nothing ends, and both members go on to agree."""
+    first, second = pair
+    claim = first.held()
+    value, reason = HOSTILE[name]
+    partition.append(value)
+    for process in (first, second):
+        process.session.turn()
+        assert process.session._log.ignored == {reason: 1}
+    pass_time(partition, 3 * T, first, second)
+    claim.check()
+    first.session.turn()
+    second.session.turn()
+    assert facts(first.session.world) == facts(second.session.world)
+    assert [process.session.failure for process in pair] == [None, None]
+
+
 def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:
     """It may have changed the world of others."""
     first, _ = pair
@@ -282,6 +320,18 @@ def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: 
     assert not claim.is_held
     with pytest.raises(KafkaClientError, match=r"type 99, this build reads up to 14.*this member cannot know"):
         first.session.send(RecordType.LEAVE)
+
+
+def test_snapshot_of_a_newer_version_is_told_from_one_that_cannot_be_read() -> None:
+    """Who takes the group for a new one instead has lost its tasks and positions."""
+    newer = coordination_pb2.World(version=99).SerializeToString()  # type: ignore[arg-type]  # on purpose
+    found = []
+    for data in (newer, b"\xff"):
+        log = GroupLog(GROUP, first_offset=4)
+        part = SnapshotPart(as_of=4, part=0, parts=1, data=data)
+        log.read(4, 1, GROUP.encode(), encode_record(Record(RecordType.SNAPSHOT, "a", "a1", 1, snapshot=part)))
+        found.append((log.is_complete, "version 99 of snapshots" in log.unsupported))
+    assert found == [(False, True), (False, False)]
 
 
 def test_channel_that_failed_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:

@@ -39,6 +39,13 @@ def test_record_at_its_bounds_is_allowed(kind: RecordType, fields: dict[str, Any
     assert fault(kind, **fields) == ""
 
 
+def test_first_fault_is_reported_though_there_are_others() -> None:
+    assert fault(RecordType.RELEASE, resource="", epoch=0, position=0).startswith("resource is empty")
+    assert fault(RecordType.RELEASE, resource="r", epoch=-1, position=0).startswith("epoch is out of bounds")
+    assert fault(RecordType.ADD_TASK, resource="", payload=b"x").startswith("resource is empty")
+    assert fault(RecordType.CLAIM_MESSAGES, resource="r", epoch=-1).startswith("epoch is out of bounds")
+
+
 LONGEST = MAX_GROUP_CHARS - len("kmq.fleet.")
 
 

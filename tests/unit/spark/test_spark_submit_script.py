@@ -14,6 +14,7 @@ import pytest
 from kmq_spark.errors import SetupError
 from kmq_spark.local import archive
 from kmq_spark.local.jars import read_lock
+from kmq_spark.spark.session import session_settings
 
 ROOT = Path(__file__).parents[3]
 JOB = "jobs/redelivery_tracker.py"
@@ -158,3 +159,11 @@ def test_spark_redacts_what_may_be_a_secret_wherever_it_is_started(file: str, ke
     found = re.search(r"spark\.redaction\.regex\"?[=:] *\"?(?:\(\?i\))([^'\"\n]+)", (ROOT / file).read_text("utf-8"))
     assert found is not None
     assert re.search(found[1], key, re.IGNORECASE) is not None
+
+
+def test_kafka_clients_are_kept_for_all_markers_partitions(python: Path) -> None:
+    """By default 64 of them: with more partitions Spark would open a client for each in each batch."""
+    name = "spark.kafka.consumer.cache.capacity"
+    capacity = session_settings()[name]
+    assert f"{name}={capacity}" in submitted(python, JOB)
+    assert f'{name}: "{capacity}"' in (ROOT / "databricks.yml").read_text("utf-8")

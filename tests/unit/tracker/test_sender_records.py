@@ -93,6 +93,11 @@ def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
     assert headers_of(record.headers)[ORIGIN] == headers_of(record.headers)[PREVIOUS] == b"3:7"
 
 
+def test_message_without_key_value_and_headers_stays_without() -> None:
+    record = outgoing_record(due([message(value=None, key=None)]), TOPICS, 4)
+    assert (record.key, record.value) == (None, None)
+
+
 def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
     """The dead-letter topic may have fewer partitions than the queue."""
     record = outgoing_record(due([message()], outcome=DEAD, reason="no account"), TOPICS, 2)
@@ -234,6 +239,19 @@ def test_ends_are_as_few_as_their_ranges_allow() -> None:
     ]
     assert {end.type for _, end in ends} == {MarkerType.END}
     assert {end.queue_partition for _, end in ends} == {3}
+
+
+def test_refusal_holds_for_the_item_and_for_larger_ones() -> None:
+    rejected_records = RejectedRecords()
+    assert [rejected_records.rejection_count(index, 100) for index in (0, 1)] == [0, 0]
+    rejected_records.note(0, 100, 0)
+    assert [
+        rejected_records.rejection_count(0, 100),
+        rejected_records.rejection_count(1, 99),
+        rejected_records.rejection_count(2, 100),
+        rejected_records.rejection_count(3, 5_000),
+    ] == [1, 0, 1, 1]
+    assert rejected_records.total_count == 1
 
 
 def test_item_refused_by_both_topics_is_refused_twice_and_never_more() -> None:

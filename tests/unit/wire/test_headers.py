@@ -21,6 +21,7 @@ from kmq_spark.wire.headers import (
     dead_letter_headers,
     delivery_count_of,
     redelivery_headers,
+    redrive_headers,
 )
 
 SENT: Headers = [("kmq-producer", b"nightly"), ("kmq-generation", b"2"), ("kmq-sequence", b"7")]
@@ -178,6 +179,13 @@ def test_message_that_is_dead_lettered_again_has_each_header_once() -> None:
     names = [name for name, _ in twice]
     assert len(names) == len(set(names))
     assert dict(twice)[ATTEMPTS_MS] == b"1000,2000"
+
+
+def test_redriven_dead_letter_starts_its_count_again_and_keeps_its_origin() -> None:
+    """An operator gives it another chance."""
+    expected = [*FOREIGN, (ORIGIN, b"3:7"), (FIRST_SENT_MS, b"1000")]
+    assert expected == redrive_headers(dead(FOREIGN))
+    assert redrive_headers(None) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from([DELIVERY_COUNT, ORIGIN, FIRST_SENT_MS, ATTEMPTS_MS, "a"]), st.binary())))
