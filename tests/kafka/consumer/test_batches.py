@@ -161,6 +161,24 @@ def test_result_that_is_no_mapping_ends_the_run_and_gives_the_batch_back(queue: 
     assert (covered(release), release.never_handed_out) == ([0, 1], True)
 
 
+def test_drain_gives_unseen_batches_back_uncounted(queue: Queue) -> None:
+    queue.send(*map(str, range(40)))
+    consumer = consumer_of(queue)
+
+    def handler(_batch: Batch) -> None:
+        threading.Timer(0.5, consumer.stop).start()
+        time.sleep(1.5)
+
+    summary = consumer.run(handler, batch=10, batch_wait=1, concurrency=1)
+    assert summary.acked == 10
+    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+    assert all(release.never_handed_out for release in releases)
+    given_back = [offset for release in releases for offset in covered(release)]
+    assert len(given_back) == summary.unseen
+    track(queue)
+    assert sum(drained(queue).values()) == 30
+
+
 def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, results: Queue) -> None:
     queue.send(*"abc")
     with consumer_of(queue) as consumer:

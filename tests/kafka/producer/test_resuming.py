@@ -115,6 +115,19 @@ def test_messages_after_the_last_commit_are_dropped_and_reported(queue: Queue) -
     assert seen(queue) == [b"1"]
 
 
+def test_block_that_raises_commits_nothing_more(queue: Queue) -> None:
+    def fail() -> None:
+        with producer_of(queue) as producer:
+            producer.send("a")
+            producer.commit(1)
+            producer.send("b")
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        fail()
+    assert seen(queue) == [b"a"]
+
+
 def test_older_life_is_fenced_and_nothing_of_it_is_visible(queue: Queue) -> None:
     older = producer_of(queue)
     older.send("a")

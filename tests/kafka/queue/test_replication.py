@@ -65,6 +65,7 @@ def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
 @pytest.mark.parametrize(
     ("topic", "key", "value", "repair"),
     [
+        ("{}", "min.insync.replicas", "1", "--entity-name {} --add-config min.insync.replicas=2"),
         ("{}.markers", "min.insync.replicas", "1", "--entity-name {}.markers --add-config min.insync.replicas=2"),
         (
             "{}.markers", "unclean.leader.election.enable", "true",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,19 @@ def test_new_checkpoint_or_number_of_slots_is_refused_with_the_choices(query: Qu
     query.run(checkpoint="newer", continue_from_batch=2)
     query.add("g")
     query.run(checkpoint="newer", continue_from_batch=2)
+    assert sorted(seen(queue)) == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+
+
+def test_older_copy_of_a_checkpoint_is_refused(query: Query, queue: Queue, tmp_path: Path) -> None:
+    """The source is rewound: its next batches have numbers that the slots have committed."""
+    query.run()
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
+    for value in ("f", "g"):
+        query.add(value)
+        query.run()
+    with pytest.raises(StreamingQueryException, match=r"is ahead of the query: got batch 2, it has committed batch 3"):
+        query.run(checkpoint="older")
+    query.run()
     assert sorted(seen(queue)) == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
 
 
