@@ -13,6 +13,7 @@ from kmq_spark.core.decisions import DECISION_DTYPES, Decision, Decisions
 from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.state import PartitionState
+from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,6 +128,11 @@ def log(*markers: LoggedMarker, first: int = 0) -> list[LoggedMarker]:
         placed.append(logged._replace(marker_offset=marker_offset))
         first = marker_offset + 1
     return placed
+
+
+def marker_record(logged: LoggedMarker) -> bytes:
+    """Return the record value of a marker; for an unreadable record, bytes that cannot be decoded."""
+    return b"\xff\xff\xff" if logged.marker is None else encode_marker(logged.marker)
 
 
 def _covered(message_offset: int, count: int, ranges: Sequence[tuple[int, int]]) -> tuple[OffsetRange, ...]:

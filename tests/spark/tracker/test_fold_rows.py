@@ -7,9 +7,10 @@ import json
 import pandas as pd
 import pytest
 
-from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.tracker.fold_rows import (
+    ROW_DEAD_LETTER,
     ROW_REDELIVER,
     ROW_STATUS,
     ROW_UNREADABLE,
@@ -70,6 +71,26 @@ def test_frames_in_any_order_are_folded_in_marker_order() -> None:
     assert kinds(result) == [ROW_STATUS, ROW_REDELIVER]
     assert result["message_offset"][1] == 1
     assert result["tick_marker_offset"][1] == 12
+
+
+def test_state_survives_as_bytes_between_batches() -> None:
+    """A message that is started in one batch is decided in a later one."""
+    state = FakeGroupState()
+    folded(state, rows((9, 5_000, TERM), (10, 5_000, start(1))))
+    result = folded(state, rows((11, 6_001, TICK)))
+    assert kinds(result) == [ROW_STATUS, ROW_REDELIVER]
+    assert result["deadline_at_ms"][1] == 6_000
+
+
+def test_rejected_message_comes_out_with_the_handlers_reason() -> None:
+    """A rejection is decided at the next TICK, without waiting for the deadline."""
+    reject = Marker(MarkerType.END, 0, (OffsetRange(1, 1),), outcome=Outcome.REJECTED, reason="no such account")
+    result = folded(
+        FakeGroupState(),
+        rows((9, 5_000, TERM), (10, 5_000, start(1)), (11, 5_001, encode_marker(reject)), (12, 5_002, TICK)),
+    )
+    assert kinds(result) == [ROW_STATUS, ROW_DEAD_LETTER]
+    assert result["detail"][1] == "no such account"
 
 
 @pytest.mark.parametrize(

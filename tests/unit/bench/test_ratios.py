@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.ratios import Ratio, ratios
+from bench.ratios import KINDS, RATIOS, Case, Ratio, cases_for, ratios, together
 
 
 def case_of(size: int, consumers: int, **medians: tuple[int, float]) -> dict[str, Any]:
@@ -44,3 +44,41 @@ def test_a_lower_rate_is_worse() -> None:
 def test_more_cpu_is_worse() -> None:
     ratio = Ratio("batch", "share", is_cpu=True)
     assert [ratio.has_fallen(1.0, now) for now in (0.1, 1.24, 1.26)] == [False, False, True]
+
+
+def test_the_guard_measures_no_contender_that_its_ratios_do_not_need() -> None:
+    assert cases_for(["batch_vs_share_consumer_1k", "ack_vs_share_consumer_1k", "batch_vs_share_consumer_four"]) == [
+        Case(1_024, 1, ("share", "ack", "batch")),
+        Case(100, 4, ("share", "batch")),
+    ]
+    assert cases_for(RATIOS) == [
+        Case(100, 1, KINDS),
+        Case(1_024, 1, ("share", "ack", "batch")),
+        Case(100, 4, ("share", "batch")),
+    ]
+
+
+def test_a_run_of_some_parts_keeps_the_others() -> None:
+    before: dict[str, Any] = {
+        "measured_on": {"throughput": "then", "latency": "then"},
+        "took_s": {"latency": 7},
+        "latency": "measured then",
+        "throughput": [
+            case_of(100, 1, share=(500, 2.0), ack=(400, 4.0)),
+            case_of(10_240, 1, share=(50, 2.0)),
+            case_of(100, 4, share=(900, 2.0), batch=(450, 9.0)),
+        ],
+        "ratios": {"ack_vs_share_consumer": 0.8, "batch_vs_share_consumer_four": 0.5},
+    }
+    new: dict[str, Any] = {
+        "measured_on": {"throughput": "now"},
+        "took_s": {"throughput": 9},
+        "throughput": [case_of(100, 1, share=(500, 2.0), ack=(600, 3.0))],
+    }
+    assert together(before, new) == {
+        "measured_on": {"throughput": "now", "latency": "then"},
+        "took_s": {"throughput": 9, "latency": 7},
+        "latency": "measured then",
+        "throughput": [new["throughput"][0], *before["throughput"][1:]],
+        "ratios": {"ack_vs_share_consumer": 1.2, "batch_vs_share_consumer_four": 0.5},
+    }

@@ -250,6 +250,23 @@ def test_instance_that_was_replaced_stops(partition: Partition, pair: tuple[Proc
     assert isinstance(first.session.failure, FencedError)
 
 
+def test_leader_spreads_tasks_and_its_successor_goes_on(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """A task that is assigned can be claimed by its member alone."""
+    first, second = pair
+    for number in range(4):
+        second.session.send(RecordType.ADD_TASK, resource=f"t{number}")
+    pass_time(partition, T, first, second)
+    tasks = second.session.world.tasks
+    assert sorted(task.client_id for task in tasks.values()) == ["a", "a", "b", "b"]
+    mine = next(name for name, task in tasks.items() if task.client_id == "a")
+    assert (first.session.may_claim(mine), second.session.may_claim(mine)) == (True, False)
+    first.session.stop(leave=True)
+    # Its thread may take another turn, and does not join again.
+    pass_time(partition, 3 * T, first, second)
+    assert list(second.session.world.members) == ["b"]
+    assert {task.client_id for task in tasks.values()} == {"b"}
+
+
 def test_leader_writes_snapshots_from_which_a_reader_may_begin(
     partition: Partition, pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,3 +361,15 @@ def test_channel_that_failed_ends_the_session(partition: Partition, pair: tuple[
     partition.now_ms += T
     first.session.turn()
     assert len(partition.records) == beats
+
+
+def test_paused_group_ends_holds_and_grants_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """After T, since no heartbeat renews; the members stay."""
+    first, second = pair
+    claim = first.held()
+    second.session.send(RecordType.PAUSE_GROUP, duration_ms=10 * T)
+    pass_time(partition, 1.4 * T, first, second)
+    assert (claim.is_held, first.session.may_claim("r")) == (False, False)
+    second.session.send(RecordType.RESUME_GROUP)
+    pass_time(partition, T, first, second)
+    assert first.claim() is not None

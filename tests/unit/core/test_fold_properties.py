@@ -300,6 +300,21 @@ def test_every_started_message_is_in_flight_or_ended_or_decided(
     assert counters.started == state.in_flight.message_count + gone
 
 
+@given(logs())
+def test_decided_message_was_in_flight_and_overdue(markers: list[LoggedMarker]) -> None:
+    """By the clock of the deciding TICK, and by its last START."""
+    decisions, _ = folded([markers], QueueRules(1, max_deliveries=3))
+    by_offset = {logged.marker_offset: logged for logged in markers}
+    for row in decisions:
+        opened = by_offset[row.start_marker_offset].marker
+        assert opened is not None
+        assert row.queue_partition == opened.queue_partition
+        assert any(first <= row.message_offset < first + count for first, count in opened.ranges)
+        assert row.start_marker_offset < row.tick_marker_offset
+        assert row.deadline_at_ms < row.tick_at_ms
+        assert row.action is DecisionAction.REDELIVER or row.reason
+
+
 @given(logs(), CUTS, RULES)
 def test_message_is_decided_once_in_a_term_until_a_tracker_ends_it(
     markers: list[LoggedMarker], cuts: list[int], rules: QueueRules | None

@@ -107,6 +107,12 @@ def test_ages_are_absent_where_there_is_nothing() -> None:
     assert (found["kmq_oldest_ready_age_seconds",], found["kmq_tracker_last_commit_timestamp_seconds",]) == (60, 990)
 
 
+def test_every_metric_has_its_name_kind_and_labels() -> None:
+    for name, metric in METRICS.items():
+        assert name.endswith("_total") == (metric.kind == "counter"), name
+        assert set(metric.labels) <= {"queue", "partition", "reason", "error", "component", "group"}, name
+
+
 def scraped(server: MetricsServer) -> str:
     """Return what a scrape gives."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:

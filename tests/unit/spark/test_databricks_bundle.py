@@ -67,6 +67,11 @@ def options_of(job: str) -> dict[str, Any]:
         context = command.make_context(name, rest, parent=context)
 
 
+def test_every_variable_is_used() -> None:
+    used = {name.removeprefix("var.") for name in re.findall(r"\$\{(var\.[a-z_]+)\}", TEXT)}
+    assert used == set(BUNDLE["variables"])
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_task_of_each_job_is_a_command_of_the_wheel(job: str) -> None:
     wheel_task = task_of(job)["python_wheel_task"]
@@ -104,6 +109,18 @@ def test_serverless_job_has_its_secrets_from_a_file_in_a_volume() -> None:
     assert sorted(packages) == sorted(PROJECT["optional-dependencies"]["cli"])
 
 
+def test_trackers_do_not_run_by_themselves_together() -> None:
+    """A second run of a job, the fleet and the one without Spark would fence the tracker."""
+    assert all(job["max_concurrent_runs"] == 1 for job in JOBS.values())
+    assert JOBS[TRACKER]["continuous"]["pause_status"] == "UNPAUSED"
+    assert {JOBS[job]["continuous"]["pause_status"] for job in FLEET} == {"PAUSED"}
+    assert JOBS[SERVERLESS]["schedule"]["pause_status"] == "PAUSED"
+    first, second = (options_of(job) for job in FLEET)
+    assert first["fleet"] == second["fleet"]
+    assert first["fleet_member"] != second["fleet_member"]
+    assert first["checkpoint_dir"] != second["checkpoint_dir"]
+
+
 @pytest.mark.parametrize("job", ON_CLUSTERS)
 def test_cluster_has_what_the_package_needs_and_no_spark_of_our_own(job: str) -> None:
     """The wheel, and the extra `cli` as pyproject.toml has it."""
@@ -112,6 +129,11 @@ def test_cluster_has_what_the_package_needs_and_no_spark_of_our_own(job: str) ->
     assert "--wheel-dir dist" in BUNDLE["artifacts"]["kmq_spark"]["build"]
     assert sorted(each["pypi"]["package"] for each in packages) == sorted(PROJECT["optional-dependencies"]["cli"])
     assert cluster_of(job)["data_security_mode"] == "SINGLE_USER"
+
+
+def test_no_secret_is_written() -> None:
+    for word in ("password=", "token=", "sasl.jaas", "https://"):
+        assert word not in TEXT
 
 
 def test_task_that_ends_well_returns_and_one_that_fails_raises(monkeypatch: pytest.MonkeyPatch) -> None:
