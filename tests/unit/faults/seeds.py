@@ -245,7 +245,7 @@ def fetch_again_without_end(story: Story) -> None:
         story.append(start(20 + number, 12_000 + 1_000 * number), end(20 + number, 12_100 + 1_000 * number))
     story.kill_the_worker(at_ms=75_000)
     for number in range(60):
-        story.fetch_again(20 + number, at_ms=80_000 + number)
+        story.fetch_again(20 + number, at_ms=80_000 + number, by=78)
 
 
 # I5: one dead letter.
@@ -564,7 +564,7 @@ def fetch_again_after_a_clean_stop(story: Story) -> None:
     """I4: its consumer ended when it was asked to, and had all the time to commit."""
     stopped = Process(WORKER, ACTOR, 0, ended_at_ms=39_000)
     story.processes = [stopped, Process(TRACKER, "tracker-1", 0)]
-    story.fetch_again(at_ms=40_000)
+    story.fetch_again(at_ms=40_000, by=78)
 
 
 def fetch_again_more_than_one_refused_commit(story: Story) -> None:
@@ -575,7 +575,7 @@ def fetch_again_more_than_one_refused_commit(story: Story) -> None:
         story.append(start(20 + number, at_ms), end(20 + number, at_ms + 100))
     story.events.append(event("began", 39_000, actor="other-78", pid=78))
     for number in range(5):
-        story.fetch_again(20 + number, at_ms=40_000 + 200 * number)
+        story.fetch_again(20 + number, at_ms=40_000 + 200 * number, by=78)
 
 
 def send_without_the_delay(story: Story) -> None:

@@ -183,10 +183,10 @@ class Story:
         self.add_result(0, 1_950)
         self.add_result(10, 6_950)
 
-    def add_result(self, copy: int, at_ms: int) -> None:
+    def add_result(self, copy: int, at_ms: int, process: str = "77") -> None:
         """Write the result of a copy."""
         place = MessageId(0, len(self.results))
-        self.results.append(Record(place, at_ms, b"0:%d" % copy, b"result", (("process", b"77"),)))
+        self.results.append(Record(place, at_ms, b"0:%d" % copy, b"result", (("process", process.encode()),)))
 
     def message(self, offset: int) -> Record:
         """Return a record of the queue topic."""
@@ -212,12 +212,12 @@ class Story:
         term = found[-1] if found else marker.term
         self.rewrite(at, self.markers[at]._replace(marker=replace(marker, consumer_id=writer, term=term)))
 
-    def take_over(self, at: int) -> None:
+    def take_over(self, at: int, tracker_id: str = "new") -> None:
         """Let another tracker begin a term before a marker: what lies behind it is one place further."""
         begins_at, begins_ms = self.markers[at].marker_offset, self.markers[at].appended_at_ms
         self.markers[at:] = [each._replace(marker_offset=each.marker_offset + 1) for each in self.markers[at:]]
         term = len(self.terms) + 1
-        self.terms.append(begin_term(begins_ms, term=term, tracker_id="new", marker_offset=begins_at))
+        self.terms.append(begin_term(begins_ms, term=term, tracker_id=tracker_id, marker_offset=begins_at))
 
     def add(self, offset: int, at_ms: int = 500, headers: tuple[Header, ...] = ()) -> Record:
         """Let a producer send one more message."""
@@ -337,17 +337,18 @@ class Story:
         self.append(start(4, 14_800), is_handled=False)
         self.append(end(4, 14_900, outcome=Outcome.EXPIRED, reason="expired"), tick(15_000))
 
-    def fetch_again(self, offset: int = 0, at_ms: int = 40_000) -> None:
-        """Let another consumer start a message again, and acknowledge it."""
+    def fetch_again(self, offset: int = 0, at_ms: int = 40_000, *, ends: bool = True, by: int = 77) -> None:
+        """Let a consumer start a message again, and acknowledge it."""
         first = len(self.markers)
         self.append(start(offset, at_ms, delivery_count=1 + (offset == 11)), is_handled=False)
-        self.append(end(offset, at_ms + 100), is_handled=False)
+        if ends:
+            self.append(end(offset, at_ms + 100), is_handled=False)
         for at in range(first, len(self.markers)):
-            self.resign(at, "kmq-consumer-host-78-abcd")
-        name, actor = self.message(offset).id, "other-78"
-        if all(each["actor"] != actor for each in self.events):
-            self.events.append(event("began", -(10**6), actor=actor, pid=78))
-        for kind in ("delivered", "handled"):
+            self.resign(at, f"kmq-consumer-host-{by}-abcd")
+        name, actor = self.message(offset).id, ACTOR if by == 77 else f"other-{by}"
+        if by != 77 and all(each["actor"] != actor for each in self.events):
+            self.events.append(event("began", -(10**6), actor=actor, pid=by))
+        for kind in ("delivered", "handled") if ends else ("delivered",):
             self.events.append(event(kind, at_ms + 50, offset, name, actor=actor))
 
     def kill_the_worker(self, at_ms: int) -> None:
