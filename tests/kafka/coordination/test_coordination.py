@@ -54,6 +54,18 @@ def test_member_that_leaves_frees_what_it_held(make: Make) -> None:
         first.join()
 
 
+def test_messages_are_claimed_before_they_are_handed_out(make: Make) -> None:
+    """At most once: the next holder begins behind them."""
+    first, second = make("a"), make("b")
+    claim = held(first.claim("r"))
+    claim.claim_messages(10)
+    # The other member may not have read of the resource yet.
+    assert second.wait_for(lambda world: "r" in world.resources and world.resources["r"].position == 10, COMES_S)
+    assert second.view().resources["r"].claimed_to == 10
+    claim.release()
+    assert held(second.claim("r", COMES_S)).position == 10
+
+
 # One client id.
 
 

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.coordination import Coordinator
 from kmq_spark.inspection.groups import read_groups
+from tests.kafka.conftest import wait_until
 from tests.kafka.operator.test_commands import kmq
 from tests.limits import COMES_S
 
@@ -118,6 +119,20 @@ def test_describe_shows_members_tasks_resources_and_findings(group: Group) -> No
     assert "clicks/0" in printed
     assert "0xff00" in printed
     assert "\nhealthy" in printed
+
+
+def test_group_without_a_live_member_is_unhealthy(group: Group) -> None:
+    """Silent for more than 2T, although no record has dropped it yet; with what to do and exit code 3."""
+    member = with_work(group)
+    member.close(leave=False)
+    assert wait_until(lambda: group.kmq("describe").exit_code == 3)
+    found = json.loads(group.kmq("describe", "-o", "json").stdout)
+    (row,) = found["member_rows"]
+    assert (found["state"], row["is_stale"], row["silent_ms"] > 2 * T) == ("empty", True, True)
+    (finding,) = [each for each in found["findings"] if each["check"] == "members"]
+    assert (finding["level"], finding["repair"]) == ("unhealthy", "start the group's processes")
+    assert finding["what"].startswith("no live member: silent are a for ")
+    assert "start the group's processes" in group.kmq("describe").stdout
 
 
 def test_topic_that_does_not_fit_is_named_with_its_repair(group: Group) -> None:
