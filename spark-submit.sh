@@ -52,9 +52,8 @@ esac
 quick=''
 case $master in
     local | 'local['*)
-        # Faster than TCP, where the path of a socket is short enough. On a cluster executors have longer ones.
-        temporary=${TMPDIR:-/tmp}
-        [ ${#temporary} -gt 60 ] || set -- --conf spark.python.unix.domain.socket.enabled=true "$@"
+        # Faster than TCP. A socket's path has 107 characters at most; java.io.tmpdir may be longer, above all on a cluster.
+        set -- --conf spark.python.unix.domain.socket.enabled=true --conf spark.python.unix.domain.socket.dir=/tmp "$@"
         # PySpark's own daemon prints a traceback for each worker whose query stops. Executors have only PySpark's.
         set -- --conf spark.python.daemon.module=kmq_spark.spark.python_daemon "$@"
         # Java's first compiler only: it starts sooner. On a cluster the driver has processors enough for the second one.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
@@ -54,11 +53,11 @@ _LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.prope
 DRIVER_OPTIONS = f"-Xss16m {_QUICK_START} {_LOG_FLAG}"
 """Options of the driver's Java in local mode, before those of the user."""
 
-_LONGEST_SOCKET_FOLDER = 60
-"""A Unix socket's path has 107 characters at most, and Spark's file names have 42."""
-
 _started: list[SparkSession] = []
+"""Sessions that run because `build_session` has started them."""
 
+
+SOCKET_FOLDER = "/tmp"  # noqa: S108  # Spark gives each socket a name that nobody can guess
 
 LOOK_MS, LONGEST_LOOK_MS = 10, 500
 """How long an idle query waits until it looks again, for each query of the process; and at most, milliseconds."""
@@ -112,7 +111,9 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
         # partition in each batch: the one that it closes to make room is the one that it needs next.
         "spark.kafka.consumer.cache.capacity": "4096",
         # Unix sockets between the JVM and the Python workers are faster than loopback TCP.
-        "spark.python.unix.domain.socket.enabled": str(len(tempfile.gettempdir()) <= _LONGEST_SOCKET_FOLDER).lower(),
+        "spark.python.unix.domain.socket.enabled": "true",
+        # Their path has 107 characters at most, whatever `java.io.tmpdir` is; Spark's names have 42.
+        "spark.python.unix.domain.socket.dir": SOCKET_FOLDER,
         # PySpark's daemon, without a traceback for each worker when a query stops.
         "spark.python.daemon.module": "kmq_spark.spark.python_daemon",
         # Keep secrets out of the UI, the event log and error messages.
@@ -222,6 +223,7 @@ def stop_session(session: SparkSession) -> None:
     """Stop a session that `build_session` has started; one that was there before, as on Databricks, goes on."""
     if session not in _started:
         return
+    _started.remove(session)
     try:
         session.stop()
     except Exception:  # py4j errors have no common base class, and the JVM may have ended already
