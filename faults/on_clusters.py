@@ -111,12 +111,13 @@ def suspended(campaign: Campaign) -> Stage:
 
 
 def _suspended(
-    stage: Judged, cluster: ThreeBrokers, topic: str, partition: int, then: Callable[[], object] = int
+    stage: Judged, cluster: ThreeBrokers, topic: str, partition: int, then: Callable[[], object] | None = None
 ) -> float:
     """Suspend the leader of a partition, and wake it when another one leads in its place; return how long it slept."""
     leader, seconds = cluster.leading(topic, partition), stage.random.uniform(DEPOSED_AFTER_S, LONGEST_S)
     leader.pause()
-    then()
+    if then is not None:
+        then()
     time.sleep(seconds)
     if cluster.leading(topic, partition) is leader:
         stage.fail(f"no other broker led {topic}[{partition}] after {seconds:.1f} s")
@@ -287,7 +288,7 @@ def replicas_lost(campaign: Campaign) -> Stage:
                 set_topic(stage, topic, "min.insync.replicas", 2 if number % 2 else 3)
             first.kill()
             if number % 2:
-                # Nobody is left to elect: writes wait for replicas that do not come.
+                # Two of three controllers are dead, so no leader is elected: writes wait until they are back.
                 second.kill()
             stage.sleep(5.0, 20.0)
             stage.cluster.start()

@@ -119,13 +119,13 @@ class Proxy:
         self._writers -= {writer, there[1]}
 
     def _request(self, connection: Connection, request: bytes) -> bytes:
-        """Return what is passed on of a request (kind, version, number, each in two bytes but the number, and more)."""
+        """Return what is passed on of a request, as long as it was. It begins with kind, version and number."""
         if int.from_bytes(request[:2]) == self._losing and not connection.losing:
             self._losing, connection.losing = -1, request[4:8]
         return request
 
     def _answer(self, connection: Connection, answer: bytes) -> bytes:
-        """Return what is passed on of an answer (the number of its request, and more); nothing ends the connection."""
+        """Return what is passed on of an answer, as long as it was; it begins with the number of its request."""
         is_lost = answer[:4] == connection.losing
         self.lost_count += is_lost
         return b"" if is_lost else answer

@@ -92,7 +92,7 @@ class ThreeBrokers(EmbeddedCluster):
         self.wait(lambda: self._active() not in {-1, self.brokers.index(broker) + 1})
 
     def _active(self) -> int:
-        """Return the node of the active controller, -1 = none: clients are told of any broker instead."""
+        """Return the node of the active controller, -1 = none. Only files say it: what clients learn is any broker."""
         files = [broker.data_dir / "log" / "__cluster_metadata-0" / "quorum-state" for broker in self.brokers]
         states = [json.loads(file.read_text()) for file in files]
         return int(max((state["leaderEpoch"], state["leaderId"]) for state in states)[1])

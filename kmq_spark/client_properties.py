@@ -37,12 +37,8 @@ SAME = frozenset(
     {
         *("bootstrap.servers", "security.protocol", "sasl.mechanism", "sasl.kerberos.service.name", "client.id"),
         *("reconnect.backoff.ms", "reconnect.backoff.max.ms", "connections.max.idle.ms", "metadata.max.age.ms"),
-        *(
-            "client.dns.lookup",
-            "retry.backoff.ms",
-            "socket.connection.setup.timeout.ms",
-            "sasl.oauthbearer.sub.claim.name",
-        ),
+        *("client.dns.lookup", "retry.backoff.ms", "socket.connection.setup.timeout.ms"),
+        "sasl.oauthbearer.sub.claim.name",
     }
 )
 """Keys with the same name and meaning in both clients."""
@@ -50,7 +46,8 @@ SAME = frozenset(
 TUNING = re.compile(
     r"request\.timeout\.ms|default\.api\.timeout\.ms|(send|receive)\.buffer\.bytes|metrics\..*|ssl\.protocol"
     r"|ssl\.enabled\.protocols|ssl\.provider|ssl\.(truststore|keystore)\.type|socket\.connection\.setup\.timeout\.max\.ms"
-    r"|ssl\.truststore\.password|sasl\.login\.refresh\..*|sasl\.oauthbearer\.(scope\.claim\.name|header\.urlencode)|key\.(de)?serializer|value\.(de)?serializer|auto\.offset\.reset"
+    r"|ssl\.truststore\.password|sasl\.login\.refresh\..*|key\.(de)?serializer|value\.(de)?serializer"
+    r"|auto\.offset\.reset|sasl\.oauthbearer\.(scope\.claim\.name|header\.urlencode)"
 )
 """Java keys without a counterpart in librdkafka that can be left out; the relevant ones are translated separately."""
 
@@ -70,7 +67,7 @@ OAUTH = {
 """OAuth's client credentials: keys of librdkafka and of newer Java clients, and options of `sasl.jaas.config`."""
 
 OIDC = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.grant.type": "client_credentials"}
-"""What librdkafka must be told, and the Java client does with its login callback."""
+"""What librdkafka needs so that it fetches tokens itself. For the Java client its login callback handler says so."""
 
 JAVA_KEPT = re.compile(
     r"ssl\.(truststore|keystore)\..*|sasl\.jaas\.config|sasl\.login\.callback\.handler\.class"

@@ -426,8 +426,11 @@ class ResultTransactions:
         def check() -> None:
             commit.check_leases()
             if not commit.is_placed:
-                # Whether a lease had run out, and later the outcome, could not be told.
-                message = f"cannot commit to {self._markers_topic}: the broker did not say the place of a marker"
+                # Its place says whether a lease had run out and, if the commit has no answer, what became of it.
+                message = (
+                    f"cannot commit to {self._markers_topic}: the broker did not say the place of a marker, as after "
+                    "an election; run the transaction again"
+                )
                 raise KafkaClientError(message, code="_NO_OFFSET", retriable=True)
             failpoint("consumer.tx-before-commit")
             commit.is_committing = True
@@ -529,7 +532,7 @@ class ResultTransactions:
             elif (place := place_of(sent)) is not None:
                 own.set_result(place)
             else:
-                message = f"cannot read {self._markers_topic}: the broker did not say the place of a marker"
+                message = f"cannot read {self._markers_topic}: the broker did not say the place of our own record"
                 own.set_exception(KafkaClientError(message, code="_NO_OFFSET", retriable=True))
 
         try:
