@@ -346,7 +346,7 @@ def settings_changed(campaign: Campaign) -> Stage:
         stage.injected("setting changed", topic=topic, setting=name, value=wrong)
         with stage.away(after_s=LONGEST_RESTART_S):
             give_up_s = time.monotonic() + NOTICED_S * stage.patience
-            while (is_silent := f"{name}={wrong}" not in tracker.last_words()) and time.monotonic() < give_up_s:
+            while (is_silent := not tracker.has_said(f"{name}={wrong}")) and time.monotonic() < give_up_s:
                 time.sleep(0.5)
             if is_silent:
                 stage.fail(f"I9: the tracker says nothing of {name}={wrong}: {tracker.last_words()}")

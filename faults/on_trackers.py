@@ -217,7 +217,7 @@ def must_end_fenced(stage: Stage, tracker: Tracker) -> None:
     if not code:
         stage.fail(f"I12: the older tracker did not end with an error: exit code {code}")
         tracker.kill()
-    elif "has taken over" not in tracker.last_words():
+    elif not tracker.has_said("has taken over"):
         stage.fail(f"I12: the older tracker ended without saying why: {tracker.last_words()}")
 
 
