@@ -50,7 +50,8 @@ def with_figures(page: str, results: dict[str, Any]) -> str:
     lines = ['Thousands of messages a second, medians. "Ours" is measured with the tracker running beside it.', ""]
     lines += [*_throughput(results), "", *_ratios(results), *_cpu(results), *_producers(results["producers"]), ""]
     lines += _table(("what", "measured", "on"), _others(results))
-    lines += ["", *_table(("cost of a tracker's batch", "measured", "on"), _costs(results))]
+    title = f"cost of a tracker's batch, {_day(results['measured_on']['tracker'])}"
+    lines += ["", *_table((title, "measured"), _costs(results))]
     return _with(page, lines)
 
 
@@ -130,11 +131,11 @@ def _ratios(results: dict[str, Any]) -> list[str]:
         if name in results["ratios"]:
             goal = f"{'at most' if ratio.is_cpu else 'at least'} {ratio.goal}" if ratio.goal else NONE
             rows.append((f"`{name}`", results["ratios"][name], goal))
-    title = (
-        f"Ratios of these rates, or of the CPU, at {Case(100, 1)} unless the name ends in `_1k` or `_four`. *batch* is "
-        "ours with one `ack()` a batch, *ack* with one a message, *run* with a handler:"
-    )
-    return [title, "", *_table(("ratio", "measured", "goal"), rows)]
+    title = [
+        f"Ratios of these rates, or of the CPU, at {Case(100, 1)} unless the name ends in `_1k` or `_four`. *batch* is",
+        "ours with one `ack()` a batch, *ack* with one a message, *run* with a handler:",
+    ]
+    return [*title, "", *_table(("ratio", "measured", "goal"), rows)]
 
 
 def _cpu(results: dict[str, Any]) -> list[str]:
@@ -198,16 +199,15 @@ def _others(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _costs(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _costs(results: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the terms of the cost model."""
-    days = {part: _day(machine) for part, machine in results["measured_on"].items()}
     ticks = {int(count): ms for count, ms in results["tick_ms_by_partitions"].items()}
     (few, *_, many), by_partitions = ticks, ", ".join(f"{count}: {ms} ms" for count, ms in ticks.items())
     each_ms = (ticks[many] - ticks[few]) / (many - few)
     model = f"{ticks[few] - few * each_ms:.0f} ms; {each_ms:.1f} ms a markers partition"
     rows = [
-        ("a TICK in each markers partition, by their number", by_partitions, days["tracker"]),
-        ("*fixed* and *partitions*, from the first and the last of these", model, days["tracker"]),
+        ("a TICK in each markers partition, by their number", by_partitions),
+        ("*fixed* and *partitions*, from the first and the last of these", model),
     ]
     for kind, lie in (("runs", "as consumers leave them"), ("scattered", "no two adjacent")):
         those = [row for row in results["tracker"] if row["kind"] == kind]
@@ -225,10 +225,10 @@ def _costs(results: dict[str, Any]) -> list[tuple[str, str, str]]:
             )
         )  # fmt: skip
         rows += [
-            (f"*in flight*: a TICK with {counts} messages, {lie}", f"{ms} ms", days["tracker"]),
-            ("the same: memory of driver, JVM and workers; state on disk", f"{gib} GiB; {disk} kB", days["tracker"]),
-            ("the same: million messages started or ended a second, beside them", events, days["tracker"]),
+            (f"*in flight*: a TICK with {counts} messages, {lie}", f"{ms} ms"),
+            ("the same: memory of driver, JVM and workers; state on disk", f"{gib} GiB; {disk} kB"),
+            ("the same: million messages started or ended a second, beside them", events),
         ]
     redelivery = f"{1e6 / results['mass_expiry']['per_s']:.0f} µs a message"
-    rows.append(("*redeliveries*, from the mass expiry", redelivery, days["mass_expiry"]))
+    rows.append(("*redeliveries*, from the mass expiry", redelivery))
     return rows
