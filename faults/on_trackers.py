@@ -217,7 +217,7 @@ def must_end_fenced(stage: Stage, tracker: Tracker) -> None:
     if not code:
         stage.fail(f"I12: the older tracker did not end with an error: exit code {code}")
         tracker.kill()
-    elif not tracker.has_said("has taken over"):
+    elif not tracker.has_said("has taken over; this one ends"):
         stage.fail(f"I12: the older tracker ended without saying why: {tracker.last_words()}")
 
 

@@ -46,7 +46,6 @@ WATCH_S = 1.0
 CLOCK_WATCH_S, CLOCK_STEP_S, READING_S = 0.05, 0.02, 0.002
 """Between two looks at the machine's clock; what is a step; how long a reading of both clocks may take."""
 
-LAST_LINES = 10
 NEVER_MS = 2**62
 CANARY = "canary-7f3a9c51"
 """A secret among the settings of every client; no client needs it, and nothing may show it (I14)."""
@@ -203,8 +202,8 @@ class Child:
         return lines[-1] if lines else ""
 
     def has_said(self, words: str) -> bool:
-        """Return whether one of the last lines that it logged has these words; Spark may log after the error."""
-        return words in "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        """Return whether it has logged these words; Spark may log more after them."""
+        return words in self.log.read_text(errors="replace")
 
     def look(self) -> None:
         """Note what it takes, what it has said, and when it has ended."""
