@@ -43,7 +43,7 @@ PARTS = ("producer", "consumer", "tracker", "viewer")
 
 
 class Identities(NamedTuple):
-    """A broker, and the address of its token server."""
+    """Three brokers, and the address of their token server."""
 
     secured: SecuredBroker
     issuer: str
@@ -69,7 +69,7 @@ class Identities(NamedTuple):
 
 @pytest.fixture(scope="module")
 def identities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Identities]:
-    """A broker that knows its clients by their certificates on one listener, and by their tokens on the other one."""
+    """Brokers that know their clients by certificates on one listener, and by tokens on the other one."""
     folder = tmp_path_factory.mktemp("identities")
     with token_server(folder) as issuer:
         extra = {
@@ -81,7 +81,10 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Identities]
             f"{LISTENER}.sasl.oauthbearer.expected.audience": "kafka",
         }
         secured = SecuredBroker(
-            folder, extra=extra, java_options=f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={issuer}/keys"
+            folder,
+            brokers=3,
+            extra=extra,
+            java_options=f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={issuer}/keys",
         )
         try:
             yield Identities(secured, issuer)
@@ -114,34 +117,38 @@ def test_parts_work_with_one_file_of_what_kmq_acls_lists(identities: Identities,
     assert refused.exit_code == 1
 
 
-def presented(identities: Identities) -> object:
-    """Return the serial number of the certificate that new connections of the clients' listener see."""
+def presented(identities: Identities) -> set[object]:
+    """Return the serial numbers of the certificates that new connections of the clients' listeners see."""
     cluster = identities.secured.cluster
     tls = ssl.create_default_context(cafile=cluster.certificate("ca"))
-    with (
-        socket.create_connection(("127.0.0.1", cluster.brokers[0].port), timeout=COMES_S) as plain,
-        tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
-    ):
-        return (connection.getpeercert() or {})["serialNumber"]
+    found: set[object] = set()
+    for broker in cluster.brokers:
+        with (
+            socket.create_connection(("127.0.0.1", broker.port), timeout=COMES_S) as plain,
+            tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            found.add((connection.getpeercert() or {})["serialNumber"])
+    return found
 
 
 def renew(identities: Identities) -> None:
-    """Give the broker, while it runs, another certificate of the same CA, in a new file."""
+    """Give the brokers, while they run, another certificate of the same CA, in a new file."""
     secured = identities.secured
     certificate = secured.cluster.certificate("broker")
     old = certificate.rename(certificate.with_name("old.pem"))
     new = secured.cluster.certificate("broker").rename(certificate.with_name("new.pem"))
     old.rename(certificate)
-    entry = ConfigEntry(
-        "listener.name.sasl_ssl.ssl.keystore.location", str(new), incremental_operation=AlterConfigOpType.SET
-    )
-    broker = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
-    for future in secured.admin.incremental_alter_configs([broker]).values():
-        future.result(COMES_S)
+    for number in range(len(secured.cluster.brokers)):
+        entry = ConfigEntry(
+            "listener.name.sasl_ssl.ssl.keystore.location", str(new), incremental_operation=AlterConfigOpType.SET
+        )
+        broker = ConfigResource(ResourceType.BROKER, str(number + 1), incremental_configs=[entry])
+        for future in secured.admin.incremental_alter_configs([broker]).values():
+            future.result(COMES_S)
 
 
 def test_no_message_is_lost_while_the_certificate_is_renewed(identities: Identities) -> None:
-    """Then all clients must connect anew, since the broker restarts."""
+    """Then all clients must connect anew, since each broker restarts in turn."""
     secured, queue, is_over = identities.secured, "renewed", threading.Event()
     secured.grant(queue, "creator", "producer", "consumer", "tracker", "viewer")
     secured.create("queue", "create", queue)
@@ -170,12 +177,13 @@ def test_no_message_is_lost_while_the_certificate_is_renewed(identities: Identit
             assert goes_on()
             old = presented(identities)
             renew(identities)
-            # The broker's network threads, which take turns, change one after the other.
-            assert wait_until(lambda: old not in {presented(identities) for _ in range(4)})
+            # A broker's network threads, which take turns, change one after the other.
+            assert wait_until(lambda: not any(old & presented(identities) for _ in range(4)))
             assert goes_on()
-            secured.cluster.brokers[0].restart()
-            assert goes_on()
-            assert presented(identities) != old
+            for broker in secured.cluster.brokers:
+                broker.restart()
+                assert goes_on()
+            assert not old & presented(identities)
             is_over.set()
             sending.result(ENDS_S)
             assert wait_until(are_all_acked)
