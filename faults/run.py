@@ -1,5 +1,5 @@
 """
-Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--keep]`.
+Run the campaign: `python -m faults.run [--only F1,F2] [--scale 0.1,K=0.2] [--seed N] [--keep]`.
 
 Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some. The
 stored results are those of a whole run: with `--only` the results go to the folder of the logs, which is kept then.
@@ -55,6 +55,19 @@ Scenario = Callable[[Campaign], Judged | Sequence[Judged] | None]
 Row = dict[str, Any]
 
 ROWS: tuple[tuple[str, Scenario], ...] = (
+    ("K1", on_clusters.killed),
+    ("K2", on_clusters.suspended),
+    ("K3", on_clusters.killed_in_a_commit),
+    ("K4", on_clusters.restarted),
+    ("K5", on_clusters.controller_killed),
+    ("K6", on_clusters.elected),
+    ("K7", on_clusters.coordinator_suspended),
+    ("K8", on_clusters.producer_suspended),
+    ("K8", on_clusters.redrive_suspended),
+    ("K9", on_clusters.replicas_lost),
+    ("K10", on_clusters.slow_follower),
+    ("K11", on_clusters.skewed),
+    ("K12", on_clusters.cut_off),
     ("G6", on_fleets.killed),
     ("G6", on_fleets.upgraded),
     ("F1", on_consumers.killed),
@@ -100,23 +113,9 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("G2", on_coordination.paused),
     ("G5", on_coordination.consumers_killed),
     ("G8", on_coordination.partition_moved),
-    ("K1", on_clusters.killed),
-    ("K2", on_clusters.suspended),
-    ("K3", on_clusters.killed_in_a_commit),
-    ("K4", on_clusters.restarted),
-    ("K5", on_clusters.controller_killed),
-    ("K6", on_clusters.elected),
-    ("K7", on_clusters.coordinator_suspended),
-    ("K8", on_clusters.producer_suspended),
-    ("K8", on_clusters.redrive_suspended),
-    ("K9", on_clusters.replicas_lost),
-    ("K10", on_clusters.slow_follower),
-    ("K11", on_clusters.skewed),
-    ("K12", on_clusters.cut_off),
 )
 """
-A fault has one row in the results, and may have several scenarios; the first line of each says what it does. The row
-that takes longest comes first.
+A fault has one row in the results, and may have several scenarios; the first line of each says what it does.
 """
 
 
@@ -205,7 +204,7 @@ def listed(violations: Iterable[Violation], most: int = MOST_LISTED) -> list[str
     ]
 
 
-def write_results(rows: Sequence[Row], folder: Path, scale: float) -> None:
+def write_results(rows: Sequence[Row], folder: Path, scale: str) -> None:
     """Write the results of a run at a scale: `results.json` for machines, `results.md` for readers."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     total = {name: sum(row[name] for row in rows) for name in ("injections", "violations", "took_s")}
@@ -221,7 +220,7 @@ def write_results(rows: Sequence[Row], folder: Path, scale: float) -> None:
         "# Fault campaign: results",
         "",
         f"{total['injections']} injections, {total['violations']} violations, {total['took_s'] // 60} min, {machine}.",
-        f"Written by `python -m faults.run --scale {scale:g}`. [docs/internals/faults.md](../docs/internals/faults.md)",
+        f"Written by `python -m faults.run --scale {scale}`. [docs/internals/faults.md](../docs/internals/faults.md)",
         "says what is broken and checked, and what the columns mean.",
         "",
         "| fault | what | injections | violations | lateness p50 / p99 / max | recovery | patience | seed |",
@@ -247,11 +246,17 @@ def _line(row: Row) -> str:
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m faults.run", description="Break things, and check the promises.")
     parser.add_argument("--only", default="", help="faults such as F1,F2; all by default")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections; 0: one each")
+    share = "share of the full number of injections, and of the faults of a letter: 0.1,K=0.2; 0: one each"
+    parser.add_argument("--scale", type=_scales, default="1", help=share)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
     parser.add_argument("--patience", type=float, help="factor of bounds of time; by default measured all the time")
     parser.add_argument("--keep", action="store_true", help="keep logs and event files")
     return parser.parse_args(arguments)
+
+
+def _scales(text: str) -> dict[str, float]:
+    """Return the scale by the letter of a fault; of all others under no letter."""
+    return {letter: float(scale) for letter, _, scale in (each.rpartition("=") for each in text.split(","))}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -267,15 +272,17 @@ def main(arguments: Sequence[str]) -> int:
         _say(f"unknown faults: {', '.join(sorted(unknown))}")
         return 2
     results: dict[str, Result] = {}
-    campaign = Campaign(folder, seed=options.seed, scale=options.scale, patience=options.patience)
+    campaign = Campaign(folder, seed=options.seed, patience=options.patience)
+    shown = ",".join(f"{letter}{'=' * bool(letter)}{scale:g}" for letter, scale in options.scale.items())
     try:
         for fault, scenario in ROWS:
             if fault in wanted:
+                campaign.scale = options.scale.get(fault[0], options.scale.get("", 1.0))
                 result = results.setdefault(fault, Result(fault, options.seed))
                 result.run(scenario, campaign)
                 _print(result)
                 rows = [each.row() for each in results.values()]
-                write_results(rows, folder if options.only else HERE, options.scale)
+                write_results(rows, folder if options.only else HERE, shown)
     finally:
         campaign.close()
     violations = sum(len(result.violations) for result in results.values())

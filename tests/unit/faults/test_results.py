@@ -68,7 +68,7 @@ def test_row_adds_up_the_scenarios_of_a_fault(tmp_path: Path, monkeypatch: pytes
     result = Result("F0", seed=9)
     for scenario in (works, breaks_off):
         result.run(scenario, campaign)
-    write_results([result.row()], tmp_path, 1.0)
+    write_results([result.row()], tmp_path, "0.1,K=0.2")
     (row,) = json.loads((tmp_path / "results.json").read_text())["faults"]
     assert (row["what"], row["injections"], row["violations"], row["patience"]) == (
         "this works; this breaks off",
