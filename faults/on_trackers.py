@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from faults.campaign import Campaign
     from faults.processes import Tracker
+    from faults.stage import Judged
 
 PASS_TIMEOUT_S = 60.0
 """How long a tracker may take to pass the crash point at which it is to end, its start included."""
@@ -300,24 +301,17 @@ def skewed(campaign: Campaign) -> Stage | None:
 
 def full_disk(campaign: Campaign) -> Stage | None:
     """F17: the file system of a tracker's checkpoint filled under load, then freed."""
-    mount, umount = shutil.which("mount"), shutil.which("umount")
     stage = Stage(campaign, "f17-disk", **BUSY)
     disk = stage.folder / "disk"
-    disk.mkdir()
-    command = [str(mount), "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)]
-    if not (mount and umount) or subprocess.run(command, capture_output=True, check=False).returncode:
+    if not has_small_disk(stage, disk, DISK_MIB):
         return None
-    stage.on_close(lambda: subprocess.run([umount, "-l", str(disk)], check=True))
     tracker = stage.tracked(checkpoint="disk")
     stage.send(rate=campaign.rate(RATE))
     stage.worker("busy").wait_working()
     for _ in range(campaign.times(2)):
         restarts = tracker.restarts()
         with stage.away(after_s=LOST_CHECKPOINT_BOUND_S / 2):
-            # Unbuffered, or closing the file would want to write once more.
-            with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(65_536))
+            fill(disk / "ballast")
             if not tracker.until(partial(_has_restarted, tracker, restarts), PASS_TIMEOUT_S):
                 stage.fail("F17: the tracker says nothing of a full disk")
             (disk / "ballast").unlink()
@@ -325,6 +319,25 @@ def full_disk(campaign: Campaign) -> Stage | None:
         time.sleep(3)
     stage.drain()
     return stage
+
+
+def has_small_disk(stage: Judged, folder: Path, mib: int) -> bool:
+    """Mount a file system of this size until the stage is closed; return False where the machine does not allow it."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    folder.mkdir()
+    command = [str(mount), "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)]
+    if not (mount and umount) or subprocess.run(command, capture_output=True, check=False).returncode:
+        return False
+    stage.on_close(lambda: subprocess.run([umount, "-l", str(folder)], check=True))
+    return True
+
+
+def fill(ballast: Path) -> None:
+    """Add to a file until its file system is full."""
+    # Unbuffered, or closing the file would want to write once more.
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(65_536))
 
 
 def _has_restarted(tracker: Tracker, more_than: int) -> bool:
