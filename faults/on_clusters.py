@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from faults.clocks import LeadersClock, is_available
 from faults.on_brokers import CUT_S, REJOIN_S, SHORT_CUT_S, set_topic
 from faults.on_letters import LIMIT, REDRIVE_POINTS, REJECTS, TIMEOUT_S, all_back, all_rejected, redrive
 from faults.on_producers import CopyStage
-from faults.on_trackers import BUSY, PASS_TIMEOUT_S, must_end_fenced
+from faults.on_trackers import BUSY, PASS_TIMEOUT_S, fill, has_small_disk, must_end_fenced
 from faults.stage import WAYS, Judged, Stage
 from faults.three_brokers import ProxiedBrokers, ThreeBrokers
 from kmq_spark.kafka.queue_topics import QueueTopics
@@ -42,6 +43,9 @@ AHEAD_MS = (0, 5_000, 60_000)
 COMMIT_POINTS = ("tracker.before-commit", "tracker.end-sent", "tracker.message-sent")
 COMMIT_S = 0.05
 """About what a commit takes."""
+
+DISK_MIB, HALT_S = 64, 60.0
+"""A broker halts at its next write."""
 
 
 class ClusterStage(Stage):
@@ -357,6 +361,38 @@ def cut_off(campaign: Campaign) -> Stage:
             stage.sleep(SHORT_CUT_S, CUT_S)
             proxy.heal()
         stage.injected("leader cut off from clients")
+    stage.drain()
+    return stage
+
+
+def full_disk(campaign: Campaign) -> Stage | None:
+    """K14: the file system of a broker that leads filled under load until the broker halts, then freed."""
+    stage = ClusterStage(campaign, "k14")
+    full, disk = stage.random.choice(stage.cluster.brokers), stage.cluster.folder / "disk"
+    if not has_small_disk(stage, disk, DISK_MIB):
+        return None
+    full.stop()
+    log = full.data_dir / "log"
+    shutil.copytree(log, disk, dirs_exist_ok=True)
+    shutil.rmtree(log)
+    log.symlink_to(disk)
+    full.start()
+    stage.tracked()
+    for _ in range(campaign.times(15)):
+        stage.cluster.wait_in_sync()
+        stage.cluster.elect_preferred()
+        stage.sleep(1.0, 3.0)
+        give_up_s = time.monotonic() + HALT_S * stage.patience
+        with stage.away():
+            while full.is_running and time.monotonic() < give_up_s:
+                fill(disk / "ballast")
+                time.sleep(0.1)
+            if full.is_running:
+                stage.fail(f"a broker with a full disk did not halt in {HALT_S:g} s")
+            stage.sleep(0.0, 3.0)
+            (disk / "ballast").unlink()
+            full.start()
+        stage.injected("disk full", broker=stage.cluster.brokers.index(full) + 1)
     stage.drain()
     return stage
 

@@ -68,6 +68,7 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("K10", on_clusters.slow_follower),
     ("K11", on_clusters.skewed),
     ("K12", on_clusters.cut_off),
+    ("K14", on_clusters.full_disk),
     ("G6", on_fleets.killed),
     ("G6", on_fleets.upgraded),
     ("F1", on_consumers.killed),
