@@ -309,13 +309,17 @@ def slow_follower(campaign: Campaign) -> Stage:
     slow.restart()
     stage.cluster.wait_in_sync()
     for _ in range(campaign.times(100)):
-        slow.pause()
-        stage.sleep(0.5, 2.5)
-        slow.resume()
-        stage.sleep(0.2, 1.0)
-        stage.injected("SIGSTOP of a follower")
+        _lag(stage, slow)
     stage.drain()
     return stage
+
+
+def _lag(stage: ClusterStage, follower: EmbeddedBroker) -> None:
+    follower.pause()
+    stage.sleep(0.5, 2.5)
+    follower.resume()
+    stage.sleep(0.2, 1.0)
+    stage.injected("SIGSTOP of a follower")
 
 
 def skewed(campaign: Campaign) -> Stage | None:
@@ -361,6 +365,28 @@ def cut_off(campaign: Campaign) -> Stage:
             stage.sleep(SHORT_CUT_S, CUT_S)
             proxy.heal()
         stage.injected("leader cut off from clients")
+    stage.drain()
+    return stage
+
+
+def near_follower(campaign: Campaign) -> Stage:
+    """K13: a follower that the tracker and half the workers read from suspended in short turns, and killed at times."""
+    stage = ClusterStage(campaign, "k13")
+    slow = stage.random.choice(stage.cluster.brokers)
+    rack = {"client.rack": str(stage.cluster.brokers.index(slow) + 1)}
+    for way in ({}, WAYS["transaction"]):
+        stage.worker("near", **way, extra=stage.profile.extra | rack)
+    stage.tracked(extra=rack)
+    for _ in range(campaign.times(15)):
+        with stage.away(after_s=REJOIN_S):
+            slow.kill()
+            stage.sleep(DEPOSED_AFTER_S, LONGEST_S)
+            slow.start()
+            stage.cluster.wait_in_sync()
+        stage.injected("kill -9 of a follower")
+        # It led until its first death, and leads nothing now.
+        for _ in range(5):
+            _lag(stage, slow)
     stage.drain()
     return stage
 

@@ -242,6 +242,7 @@ class Tracker(Child):
         checkpoint: Path | None = None,
         max_transaction_messages: int | None = 100,
         fleet: tuple[str, str] | None = None,
+        extra: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.checkpoint = checkpoint or folder / "checkpoint"
@@ -250,8 +251,8 @@ class Tracker(Child):
         settings = {
             "KMQ_TRACKER__STATE_PARTITIONS": "2",
             "KMQ_TRACKER__COMMIT_INTERVAL": "1",
-            "KMQ_KAFKA__EXTRA": json.dumps(SECRET),
-            "KMQ_KAFKA__SPARK_EXTRA": json.dumps(JAVA_SECRET),
+            "KMQ_KAFKA__EXTRA": json.dumps(SECRET | dict(extra or {})),
+            "KMQ_KAFKA__SPARK_EXTRA": json.dumps(JAVA_SECRET | dict(extra or {})),
         }
         if max_transaction_messages is not None:
             settings["KMQ_TRACKER__MAX_TRANSACTION_MESSAGES"] = str(max_transaction_messages)

@@ -69,6 +69,7 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("K11", on_clusters.skewed),
     ("K12", on_clusters.cut_off),
     ("K14", on_clusters.full_disk),
+    ("K13", on_clusters.near_follower),
     ("G6", on_fleets.killed),
     ("G6", on_fleets.upgraded),
     ("F1", on_consumers.killed),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kmq_spark.local.broker import EmbeddedBroker
 
 _READY_S, _ELECTION_S = 180, 30
+_BY_RACK = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
 class ThreeBrokers(EmbeddedCluster):
@@ -37,6 +38,10 @@ class ThreeBrokers(EmbeddedCluster):
             broker.environment |= FalseClock(its_ms).environment()
         self.start()
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+
+    def _settings(self, number: int, probe_port: int) -> dict[str, str]:
+        # Clients with a `client.rack` read from the broker of that rack, whoever leads.
+        return super()._settings(number, probe_port) | {"broker.rack": str(number), "replica.selector.class": _BY_RACK}
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """Return the node that leads a partition; -1 = none, or the broker that answers does not know it."""
