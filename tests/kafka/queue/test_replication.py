@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 from typer.testing import CliRunner
 
@@ -13,8 +15,9 @@ from faults.three_brokers import ThreeBrokers
 from kmq_spark.cli.main import app
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.topics import check_queue, create_queue_topics
+from kmq_spark.local.broker import EmbeddedBroker
 from tests.brokers import quick_java
-from tests.kafka.conftest import set_topic, wait_until
+from tests.kafka.conftest import read_all, set_topic, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,3 +94,42 @@ def test_setting_that_loses_acknowledged_records_is_found_with_its_repair(
     (found,) = [finding for finding in json.loads(result.stdout) if finding["level"] == "unhealthy"]
     assert f"has {key}={value}" in found["what"]
     assert repair.format(name) in found["repair"]
+
+
+def is_acknowledged(brokers: ThreeBrokers, topic: str, value: bytes) -> bool:
+    """Return whether the replicas that must have a record have it."""
+    errors: list[object] = []
+    client = {"bootstrap.servers": brokers.bootstrap_servers, "acks": "all", "delivery.timeout.ms": 10_000}
+    producer = Producer(client | {"log_level": 0})
+    producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
+    producer.flush(30)
+    return errors == [None]
+
+
+def test_acknowledged_record_is_lost_only_without_the_settings_that_create_makes(brokers: ThreeBrokers) -> None:
+    """A leader whose followers are away takes a record and dies; then they come back without it."""
+    servers = brokers.bootstrap_servers
+    for name in ("weakened", "made"):
+        create_queue_topics(name, bootstrap_servers=servers, partitions=1)
+        assert is_acknowledged(brokers, name, b"on three")
+    set_topic(servers, "weakened", "min.insync.replicas", 1)
+    set_topic(servers, "weakened", "unclean.leader.election.enable", "true")
+    assert has_setting(brokers, "weakened", "unclean.leader.election.enable", "true")
+    assert CliRunner().invoke(app, ["doctor", "weakened", "--bootstrap-server", servers]).exit_code == 3
+    leader = brokers.leading("weakened")
+    followers = [broker for broker in brokers.brokers if broker is not leader]
+    for follower in followers:
+        follower.stop()
+
+    assert is_acknowledged(brokers, "weakened", b"on one")
+    assert not is_acknowledged(brokers, "made", b"on one")
+
+    leader.kill()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(EmbeddedBroker.start, followers))
+    for name in ("weakened", "made"):
+        brokers.wait_deposed(leader, name)
+    leader.start()
+    brokers.wait_in_sync()
+    assert [record.value() for record in read_all(servers, "weakened")] == [b"on three"]
+    assert [record.value() for record in read_all(servers, "made")] == [b"on three"]
