@@ -17,6 +17,7 @@ from kmq_spark.cli.shared.common import inspector_of, print_json
 from kmq_spark.cli.shared.options import Connection, seconds
 from kmq_spark.cli.shared.output import Output, OutputForm, rendered, shown, table, width
 from kmq_spark.errors import ConfigError, KmqError
+from kmq_spark.inspection.facts import Life
 from kmq_spark.inspection.findings import is_tracker_down
 from kmq_spark.inspection.spans import span
 
@@ -172,6 +173,8 @@ def _row(view: QueueView, rates: dict[str, float]) -> Sequence[str]:
 def _tracker(view: QueueView, lag: int) -> str:
     """Return how far the tracker is behind, or that none runs."""
     at_ms = view.tracker.heartbeat_at_ms
+    if view.life is Life.FAILING:
+        return view.life.value
     if is_tracker_down(view):
         return "never ran" if at_ms is None else f"down {span(max(0, view.now_ms - at_ms))}"
     return f"{lag} behind" if lag else view.life.value

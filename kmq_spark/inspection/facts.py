@@ -22,6 +22,9 @@ A tracker whose newest heartbeat is older does not run: three heartbeats are mis
 tracker's host, so the bound allows clocks that differ by seconds.
 """
 
+RESTART_MS = 60_000
+"""As long for one that starts its query again: it pauses up to half a minute, and commits once a start."""
+
 COUNTER_NAMES = ("started", "acked", "rejected", "redelivered", "dead_lettered", "expired")
 
 
@@ -32,6 +35,8 @@ class Life(StrEnum):
     UNKNOWN = "unknown"
     """It has committed, but without a heartbeat."""
     RUNNING = "running"
+    FAILING = "failing"
+    """It starts its query again and again."""
     STOPPED = "stopped"
     LOST = "gone"
     """The heartbeats have ended without a stop flag."""
@@ -106,6 +111,7 @@ class TrackerFacts:
         last_committers: Id of the tracker that committed last.
         heartbeat_at_ms: Time of the last commit, clock of the tracker's host; None if there is no heartbeat.
         snapshot_lag: Number of batches since the last snapshot of its state was uploaded.
+        trouble: Why its query was started again; empty after a batch that succeeded.
     """
 
     positions: Mapping[int, int] = field(default_factory=dict)
@@ -115,6 +121,7 @@ class TrackerFacts:
     heartbeat_at_ms: int | None = None
     is_stopped: bool = False
     snapshot_lag: int = 0
+    trouble: str = ""
 
     def life(self, now_ms: int) -> Life:
         """Return whether a tracker runs; *now_ms* is of this machine's clock."""
@@ -124,7 +131,9 @@ class TrackerFacts:
             return Life.UNKNOWN
         if self.is_stopped:
             return Life.STOPPED
-        return Life.RUNNING if now_ms - self.heartbeat_at_ms <= HEARTBEAT_LATE_MS else Life.LOST
+        if now_ms - self.heartbeat_at_ms > (RESTART_MS if self.trouble else HEARTBEAT_LATE_MS):
+            return Life.LOST
+        return Life.FAILING if self.trouble else Life.RUNNING
 
 
 class Holder(NamedTuple):

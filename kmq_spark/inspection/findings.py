@@ -133,16 +133,19 @@ def tracker_state(view: QueueView) -> str:
     """Return one line: whether a tracker runs, how long ago it stopped, and how many messages are overdue."""
     life, at_ms = view.life, view.tracker.heartbeat_at_ms
     ago = span(max(0, view.now_ms - (view.now_ms if at_ms is None else at_ms)))
+    trouble = view.tracker.trouble
     return {
-        Life.LOST: f"no tracker for {ago}, {view.overdue()} overdue",
+        Life.LOST: f"no tracker for {ago}, {view.overdue()} overdue{trouble and f'; its last words: {trouble}'}",
+        Life.FAILING: f"the tracker is {trouble}; last heartbeat {ago} ago, {view.overdue()} overdue",
         Life.STOPPED: f"the tracker was stopped {ago} ago, {view.overdue()} overdue",
         Life.RUNNING: f"the tracker runs, last heartbeat {ago} ago",
     }.get(life, "")
 
 
 def is_tracker_down(view: QueueView) -> bool:
-    """Return whether no tracker runs, and one should; where it was stopped, only if messages are overdue."""
-    return view.life in {Life.NEVER, Life.LOST} or (view.life is Life.STOPPED and view.overdue() > 0)
+    """Return whether no tracker works, and one should; where it was stopped, only if messages are overdue."""
+    never = {Life.NEVER, Life.FAILING, Life.LOST}
+    return view.life in never or (view.life is Life.STOPPED and view.overdue() > 0)
 
 
 def _topics(facts: DoctorFacts) -> Iterator[Finding]:
@@ -221,9 +224,12 @@ def _tracker(view: QueueView) -> Iterator[Finding]:
         level = Level.UNHEALTHY if view.markers_topic.size > 0 else Level.WARNING
         yield Finding("tracker", level, "no tracker has ever committed: nothing is redelivered", run)
         return
-    if life in {Life.LOST, Life.STOPPED}:
+    if life in {Life.FAILING, Life.LOST, Life.STOPPED}:
         level = Level.UNHEALTHY if is_tracker_down(view) else Level.WARNING
-        repair = run if life is Life.STOPPED else f"if one runs, its log says why it fails; else: {run}"
+        repair = {
+            Life.STOPPED: run,
+            Life.FAILING: "correct the cause; until then its log says more",
+        }.get(life, f"if one runs, its log says why it fails; else: {run}")
         yield Finding("tracker", level, tracker_state(view), repair)
     if tracker.snapshot_lag > SNAPSHOT_LATE_BATCHES:
         what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after about 860"

@@ -302,6 +302,7 @@ class QueueInspector:
             None if newest is None else newest.at_ms,
             newest is not None and newest.is_stopped,
             0 if newest is None else newest.snapshot_lag,
+            "" if newest is None else newest.trouble,
         )
 
     def _dead_letters(self, letters: TopicFacts) -> Backlog:

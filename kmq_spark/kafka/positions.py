@@ -48,6 +48,10 @@ NO_ANSWER = "_TIMED_OUT"
 """Code of the error when the broker does not answer in time, or the offsets stay pending."""
 
 
+MAX_TROUBLE = 300
+"""Characters of a trouble that a commit keeps: Kafka allows 4,096 bytes of metadata."""
+
+
 class Heartbeat(NamedTuple):
     """
     What a tracker reports about itself with each commit of a partition, every few seconds, also when idle.
@@ -56,6 +60,7 @@ class Heartbeat(NamedTuple):
         at_ms: Time of the report, epoch milliseconds, clock of the tracker's host.
         due_at_ms: Earliest deadline of these messages, broker clock; None if none falls due.
         is_stopped: Whether the tracker was asked to stop and this is its last commit.
+        trouble: Why its query was started again, until a batch succeeds.
     """
 
     at_ms: int
@@ -63,12 +68,15 @@ class Heartbeat(NamedTuple):
     due_at_ms: int | None = None
     is_stopped: bool = False
     snapshot_lag: int = 0
+    trouble: str = ""
 
     def metadata(self) -> dict[str, object]:
         """Return the heartbeat as fields of a commit's metadata."""
         fields: dict[str, object] = {"at": self.at_ms, "in_flight": self.in_flight, "due_at": self.due_at_ms}
         if self.snapshot_lag:
             fields["snapshot_lag"] = self.snapshot_lag
+        if self.trouble:
+            fields["trouble"] = self.trouble[:MAX_TROUBLE]
         return fields | {"stopped": True} if self.is_stopped else fields
 
     @classmethod
@@ -83,6 +91,7 @@ class Heartbeat(NamedTuple):
                 None if due_at_ms is None else int(due_at_ms),
                 bool(fields.get("stopped", False)),
                 int(fields.get("snapshot_lag", 0)),
+                str(fields.get("trouble", "")),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

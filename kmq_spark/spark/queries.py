@@ -103,6 +103,10 @@ class RestartedQuery:
                 self._last_failure = ""
         return self._last_failure
 
+    def cause_of(self, error: Exception) -> str:
+        """Return what a failure was, in one line."""
+        return one_line(error)
+
     def pause(self, pause_s: float, error: Exception) -> None:
         """Wait before the query is started again."""
         del error
@@ -128,7 +132,7 @@ class RestartedQuery:
                     return
                 self._query = None
                 self._failures_in_a_row += 1
-                self._last_failure = f"failed {self._failures_in_a_row} time(s) in a row: {one_line(error)}"
+                self._last_failure = f"failed {self._failures_in_a_row} time(s) in a row: {self.cause_of(error)}"
                 if self.is_final(error) or self._failures_in_a_row > self._restart_limit:
                     logger.debug("%s ends with an error", self.name, exc_info=error)
                     if isinstance(error, KmqError):
@@ -170,9 +174,11 @@ class RestartedQuery:
     def _rest(self, error: Exception) -> None:
         pause_s = retry_pause_s(self._failures_in_a_row, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.restarts += 1
+        cause = self.cause_of(error)
+        self._last_failure = f"restarting, {self._failures_in_a_row} of {self._restart_limit}: {cause}"
         logger.warning(
             "%s failed; restarting in %g s (restart %d of %d): %s",
-            self.name, pause_s, self._failures_in_a_row, self._restart_limit, one_line(error),
+            self.name, pause_s, self._failures_in_a_row, self._restart_limit, cause,
             extra={"action": "restart", "queue": self._queue},
         )  # fmt: skip
         self.pause(pause_s, error)

@@ -130,7 +130,7 @@ class TrackerMetrics:
         for tracker in trackers:
             late_s = now_s - tracker.committed_at_s
             if trouble := tracker.trouble():
-                found.append(f"tracker of {tracker.queue} {trouble}")
+                found.append(f"tracker of {tracker.queue}: {trouble}")
             elif not tracker.committed_at_s:
                 found.append(f"tracker of {tracker.queue} has not started")
             elif late_s > HEARTBEAT_LATE_MS / 1000:

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import shutil
 import threading
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import urlparse
 
 from kmq_spark.config import plain
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
@@ -138,6 +141,7 @@ class QueueTracker(RestartedQuery):
         sender = sender_of(self._settings, layout)
         is_done = False
         try:
+            sender.trouble = super().trouble()
             resume = sender.open(self._own_ids)
             self._own_ids.add(sender.tracker_id)
             checkpoint = Checkpoint(self._checkpoint, self._spark)
@@ -188,6 +192,15 @@ class QueueTracker(RestartedQuery):
             return self._run is None or not (error.retriable or isinstance(error, TopicError))
         self._failures_without_batch += 1
         return super().is_final(error)
+
+    def cause_of(self, error: Exception) -> str:
+        """As `RestartedQuery.cause_of`; of a disk that is full, the folder and what is free."""
+        cause, folder = super().cause_of(error), self._settings.tracker.checkpoint_dir
+        if re.search("No space left|quota", cause) and local_checkpoint_settings(folder):
+            with contextlib.suppress(OSError):
+                disk = shutil.disk_usage(urlparse(folder).path)
+                cause += f"; checkpoint folder {folder}: {disk.free >> 20} of {disk.total >> 20} MiB free"
+        return cause
 
     def helper_failure(self) -> Exception | None:
         """Return the failure of the batch function, the ticker or the periodic work."""
@@ -282,6 +295,7 @@ class QueueTracker(RestartedQuery):
     def _tend(self, run: _Run, query: StreamingQuery) -> None:
         """Do the periodic work that must not wait for a batch. A failure is kept, since an idle queue has no batch."""
         try:
+            run.sender.trouble = super().trouble()
             run.sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, run.first_batch)
             if self.snapshot_lag > SNAPSHOT_LATE_BATCHES and self._snapshot_warning_limit.allows():
                 logger.warning(

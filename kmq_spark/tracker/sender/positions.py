@@ -83,9 +83,9 @@ class SenderPositions:
         """Note that these positions are committed."""
         self.committed |= positions
 
-    def heartbeat(self, partition: int, *, is_stopped: bool, snapshot_lag: int) -> Heartbeat:
+    def heartbeat(self, partition: int, *, is_stopped: bool, snapshot_lag: int, trouble: str = "") -> Heartbeat:
         """Return what the commit of a partition reports about the tracker; see `Heartbeat`."""
         status, now_ms = self._statuses.get(partition), int(time.time() * 1000)
         if status is None:
-            return Heartbeat(now_ms, is_stopped=is_stopped, snapshot_lag=snapshot_lag)
-        return Heartbeat(now_ms, status.in_flight, status.next_deadline_at_ms, is_stopped, snapshot_lag)
+            return Heartbeat(now_ms, is_stopped=is_stopped, snapshot_lag=snapshot_lag, trouble=trouble)
+        return Heartbeat(now_ms, status.in_flight, status.next_deadline_at_ms, is_stopped, snapshot_lag, trouble)

@@ -122,6 +122,7 @@ class RedeliverySender:
         self._positions = SenderPositions(self.tracker_id)
         self._is_stopping = False
         self.snapshot_lag = 0
+        self.trouble = ""
         self._committed_at_s = 0.0
         self.committed_at_epoch_s = 0.0
         self._lock = threading.Lock()  # two threads use this object (batches, periodic work); one transaction at a time
@@ -455,7 +456,12 @@ class RedeliverySender:
             at.to_topic_partition(
                 self.topics.markers_topic,
                 partition,
-                self._positions.heartbeat(partition, is_stopped=self._is_stopping, snapshot_lag=self.snapshot_lag),
+                self._positions.heartbeat(
+                    partition,
+                    is_stopped=self._is_stopping,
+                    snapshot_lag=self.snapshot_lag,
+                    trouble=self.trouble,
+                ),
             )
             for partition, at in committing.items()
         ]

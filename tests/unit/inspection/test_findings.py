@@ -243,6 +243,16 @@ SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
         Level.UNHEALTHY, "no tracker for 23 s, 3 overdue",
         "if one runs, its log says why it fails; else: kmq tracker run orders",
     ),
+    "tracker that starts its query again and again": (
+        facts_of(tracker=replace(seen(23_000), trouble="restarting, 6 of 20: No space left on device")),
+        Level.UNHEALTHY, "the tracker is restarting, 6 of 20: No space left on device; last heartbeat 23 s ago, 0 over",
+        "correct the cause",
+    ),
+    "tracker that gave up": (
+        facts_of(tracker=replace(seen(61_000), trouble="restarting, 20 of 20: No space left on device")),
+        Level.UNHEALTHY, "no tracker for 1 min 1 s, 0 overdue; its last words: restarting, 20 of 20: No space left",
+        "kmq tracker run orders",
+    ),
     "tracker stopped": (
         facts_of(tracker=seen(300_000, is_stopped=True)),
         Level.WARNING, "the tracker was stopped 5 min ago, 0 overdue", "kmq tracker run orders",

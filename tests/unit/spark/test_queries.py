@@ -165,7 +165,7 @@ def test_trouble_is_over_with_a_batch_that_was_committed() -> None:
     thread.start()
     while query.log != ["opened", "closed", "opened"]:
         time.sleep(0.01)
-    assert query.trouble() == "failed 1 time(s) in a row: disk full"
+    assert query.trouble() == "restarting, 1 of 2: disk full"
     running.lastProgress = SimpleNamespace(batchId=1)
     assert query.trouble() == ""
     query.stop()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from kmq_spark.config import load_settings
 from kmq_spark.coordination import GroupView
 from kmq_spark.core.coordination.world import Member, Resource, Task
+from kmq_spark.errors import KmqError
 from kmq_spark.metrics.samples import Sample
 from kmq_spark.tracker.metrics import TrackerMetrics, fleet_samples
+from kmq_spark.tracker.queue_tracker import QueueTracker
 
 
 def test_samples_of_a_fleet_count_queues_that_no_process_holds() -> None:
@@ -60,7 +65,16 @@ def test_tracker_has_samples_from_its_start_to_its_end() -> None:
 
 def test_health_names_what_a_tracker_fails_of_whatever_it_commits_in_between() -> None:
     settings = load_settings(None, {"kafka": {"bootstrap_servers": "b:9092"}})
-    failing = Tracker("orders", "failed 6 time(s) in a row: No space left on device")
+    failing = Tracker("orders", "restarting, 6 of 20: No space left on device")
     failing.committed_at_s = time.time()
     metrics = TrackerMetrics([failing], settings)
-    assert metrics.health() == "tracker of orders failed 6 time(s) in a row: No space left on device"
+    assert metrics.health() == "tracker of orders: restarting, 6 of 20: No space left on device"
+
+
+def test_failure_of_a_full_disk_names_the_checkpoint_folder_and_what_is_free(tmp_path: Path) -> None:
+    own = {"kafka": {"bootstrap_servers": "b:9092"}, "tracker": {"checkpoint_dir": f"file://{tmp_path}"}}
+    no_spark: Any = None
+    tracker = QueueTracker(no_spark, "orders", load_settings(None, own))
+    full = tracker.cause_of(KmqError("IOException: No space left on device"))
+    assert re.search(rf"on device; checkpoint folder file://{tmp_path}: \d+ of \d+ MiB free$", full)
+    assert tracker.cause_of(KmqError("File too large")) == "File too large"

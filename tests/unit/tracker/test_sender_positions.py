@@ -6,7 +6,7 @@ from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
-from kmq_spark.kafka.positions import Position, ResumePoint
+from kmq_spark.kafka.positions import Heartbeat, Position, ResumePoint
 from kmq_spark.tracker.sender.positions import SenderPositions
 
 
@@ -72,8 +72,9 @@ def test_idle_position_keeps_the_oldest_marker_that_is_needed() -> None:
 
 def test_heartbeat_reports_the_newest_status_of_its_partition() -> None:
     positions = loaded()
-    before = positions.heartbeat(0, is_stopped=False, snapshot_lag=3)
-    assert (before.in_flight, before.due_at_ms, before.is_stopped, before.snapshot_lag) == (0, None, False, 3)
+    before = positions.heartbeat(0, is_stopped=False, snapshot_lag=3, trouble="disk full")
+    assert before[1:] == (0, None, False, 3, "disk full")
+    assert Heartbeat.from_topic_partition(Position(1, 1).to_topic_partition("m", 0, before)) == before
     positions.update(folded(11, 5, in_flight=2))
     after = positions.heartbeat(0, is_stopped=True, snapshot_lag=0)
     assert (after.in_flight, after.due_at_ms, after.is_stopped, after.snapshot_lag) == (2, 9_000, True, 0)
