@@ -68,12 +68,16 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A consumer group: assigned partitions by client id, and committed positions by partition of the queue."""
+    """
+    A consumer group: number of assigned partitions by client id, committed positions by partition of the queue, and
+    which partitions a client has.
+    """
 
     name: str
     state: str = ""
     members: Mapping[str, int] = field(default_factory=dict)
     positions: Mapping[int, int] = field(default_factory=dict)
+    assigned: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 class LogicalFacts(NamedTuple):
@@ -334,7 +338,7 @@ class DoctorFacts:
     A queue, and what only `kmq doctor` looks at.
 
     Attributes:
-        taking_nothing: Logical queues with consumers that started none in a minute, although one was ready.
+        taking_nothing: Consumers that started nothing in a minute, although a message was ready, by logical queue.
         new_dead_letters: Dead letters of the last hour, control records included.
         producers: Producers with an id; None if we may not read them.
         blocked: Partitions that cannot be read to their end because a transaction has been open for too long, by topic.
@@ -345,7 +349,7 @@ class DoctorFacts:
     rules: str = ""
     lease_ms: int = 30_000
     max_deliveries: int = 5
-    taking_nothing: tuple[str, ...] = ()
+    taking_nothing: Mapping[str, frozenset[str]] = field(default_factory=dict)
     new_dead_letters: int = 0
     producers: ProducersFacts | None = None
     fleets: tuple[FleetFacts, ...] = ()

@@ -399,11 +399,14 @@ def _stuck_workers(facts: DoctorFacts) -> Iterator[Finding]:
     """Find consumers that settle nothing, or take nothing, while messages are ready."""
     view, lease_ms = facts.view, facts.lease_ms
     holders = view.holders()
-    for name in facts.taking_nothing:
-        if holders.keys() & view.groups[name].members:
+    for name, members in facts.taking_nothing.items():
+        if not (idle := members - holders.keys()):
             continue
         named, ready = (f" of logical queue {name}", view.logical[name].ready) if name else ("", view.default_ready)
-        what = f"no message{named} was taken for at least {span(SILENT_MS)}; ready: {ready}"
+        what = f"no message{named} was taken for at least {span(SILENT_MS)}"
+        if idle < {each for each, count in view.groups[name].members.items() if count}:
+            what += f" by {_some(tuple(sorted(idle)))}, though there are some in their partitions"
+        what += f"; ready: {ready}"
         repair = "their handlers hang, or they do not call receive: look at the consumers' logs, and restart them"
         yield Finding("workers", Level.UNHEALTHY, what, repair)
     if not holders or not view.ready.count:

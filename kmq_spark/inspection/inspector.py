@@ -193,33 +193,33 @@ class QueueInspector:
                 oldest_at_ms = at_ms if oldest_at_ms is None else min(oldest_at_ms, at_ms)
         return Backlog(counts, is_exact, oldest_at_ms)
 
-    def taking_nothing(self, view: QueueView, since_ms: int) -> tuple[str, ...]:
+    def taking_nothing(self, view: QueueView, since_ms: int) -> dict[str, frozenset[str]]:
         """
-        Return the logical queues, the default one by its empty name, with a message that was ready at an instant and
-        consumers that have started none since then.
+        Return the consumers that have started nothing since an instant, though a message of their partitions
+        was ready then; by logical queue, the default one by its empty name.
         """
         queue, markers = view.queue_topic, view.markers_topic
         groups = {name: each.group for name, each in view.logical.items() if each.ready and each.group is not None}
         if view.default_ready:
             groups[""] = view.consumers
         newer = self.cluster.offsets_at(queue.name, queue.end, since_ms)
-        waiting = {
-            name: group.members
-            for name, group in groups.items()
-            if group.members
-            and any(group.positions.get(at, first) < newer.get(at, queue.end[at]) for at, first in queue.first.items())
-        }
-        if not waiting:
-            return ()
+        waiting: dict[str, frozenset[str]] = {}
+        for name, group in groups.items():
+            places = {
+                at
+                for at in view.ready.counts
+                if group.positions.get(at, queue.first[at]) < newer.get(at, queue.end[at])
+            }
+            waiting[name] = frozenset(each for each, theirs in group.assigned.items() if theirs & places)
+        if not any(waiting.values()):
+            return {}
         found = self.cluster.offsets_at(markers.name, markers.end, since_ms)
         starts = {partition: offset for partition, offset in found.items() if offset < markers.end[partition]}
         since = map(_marker_of, self.records(markers.name, starts)) if starts else ()
         takers = {each.consumer_id for each in since if each is not None and each.type is MarkerType.START}
         # Workers of kafka-mq-go write other names into their markers than into their group.
         strangers = takers.difference(*(group.members for group in view.groups.values()))
-        return tuple(
-            name for name, members in waiting.items() if takers.isdisjoint(members) and (name or not strangers)
-        )
+        return {name: members - takers for name, members in waiting.items() if name or not strangers}
 
     def ready_records(self, limit: int) -> Iterator[Message]:
         """Yield at most *limit* messages that no consumer has started, one partition after the other."""

@@ -237,6 +237,27 @@ def test_doctor_finds_consumers_that_take_nothing(queue: Queue, monkeypatch: pyt
         assert workers() == []
 
 
+def test_doctor_names_the_consumer_that_takes_nothing_beside_one_that_does(
+    make_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its partition stands still."""
+    monkeypatch.setattr("kmq_spark.inspection.findings.SILENT_MS", 1_000)
+    queue = make_queue(partitions=2)
+    with consumer_of(queue) as hung, consumer_of(queue) as busy:
+        assert wait_until(lambda: not hung.receive(1) and not busy.receive(1) and len(busy._pipeline.owned) == 1)
+
+        def found() -> list[str]:
+            queue.send(*map(str, range(20)))
+            busy.receive(5)
+            workers = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json")).get("workers", [])
+            return [each["what"].partition(";")[0] for each in workers]
+
+        expected = (
+            f"no message was taken for at least 1.0 s by {hung.consumer_id}, though there are some in their partitions"
+        )
+        assert wait_until(lambda: found() == [expected])
+
+
 def test_doctor_names_the_logical_queue_whose_consumers_take_nothing(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
