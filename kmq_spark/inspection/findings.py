@@ -50,6 +50,8 @@ OPEN_TOO_LONG_MS = 90_000
 RETENTION_FACTOR = 3
 """Minimum ratio of the retention to the sum of all leases of a message: it leaves room for an outage."""
 
+CORRECT = "correct the cause of the tracker's failures; its log says more"
+
 MAX_LISTED = 3
 """Maximum number of names or places listed in a finding."""
 
@@ -226,10 +228,8 @@ def _tracker(view: QueueView) -> Iterator[Finding]:
         return
     if life in {Life.FAILING, Life.LOST, Life.STOPPED}:
         level = Level.UNHEALTHY if is_tracker_down(view) else Level.WARNING
-        repair = {
-            Life.STOPPED: run,
-            Life.FAILING: "correct the cause; until then its log says more",
-        }.get(life, f"if one runs, its log says why it fails; else: {run}")
+        repairs = {Life.STOPPED: run, Life.FAILING: CORRECT}
+        repair = repairs.get(life, f"if one runs, its log says why it fails; else: {run}")
         yield Finding("tracker", level, tracker_state(view), repair)
     if tracker.snapshot_lag > SNAPSHOT_LATE_BATCHES:
         what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after about 860"
@@ -237,7 +237,7 @@ def _tracker(view: QueueView) -> Iterator[Finding]:
     late_ms, unread = view.tracker_late_ms, counted(tracker.unread.count, "marker")
     if tracker.unread.count and late_ms > TRACKER_LATE_MS:
         what = f"{unread} not read, the oldest for {span(late_ms)}: the tracker is down or stuck"
-        repair = f"check that it runs, and its log; if it does not run: {run}"
+        repair = CORRECT if life is Life.FAILING else f"check that it runs, and its log; if it does not run: {run}"
         yield Finding("tracker", Level.UNHEALTHY, what, repair)
     elif tracker.unread.oldest_at_ms is not None:
         yield Finding("tracker", Level.OK, f"{unread} behind, {span(late_ms)}")
@@ -375,7 +375,8 @@ def _overdue(view: QueueView) -> Iterator[Finding]:
         f"{'is past its' if overdue == 1 else 'are past their'} deadline, the oldest by "
         f"{span(view.now_ms - earliest_ms)}: no tracker redelivers them"
     )
-    yield Finding("in flight", Level.UNHEALTHY, what, f"start the tracker: kmq tracker run {view.queue}")
+    repair = CORRECT if view.life is Life.FAILING else f"start the tracker: kmq tracker run {view.queue}"
+    yield Finding("in flight", Level.UNHEALTHY, what, repair)
 
 
 def _missing_ticks(view: QueueView) -> Iterator[Finding]:
