@@ -89,6 +89,7 @@ METRICS: dict[Name, Metric] = {
         ("queue",),
         "Time of the tracker's last commit, clock of its host; it commits every five seconds, also when idle.",
     ),
+    "kmq_tracker_failing": Metric("gauge", ("queue",), "1 while its query fails, until a batch succeeds; else 0."),
     "kmq_tracker_batches_since_snapshot": Metric(
         "gauge",
         ("queue",),

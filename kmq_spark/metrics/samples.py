@@ -71,6 +71,7 @@ class TrackerNumbers:
     batch_s: float | None = None
     tick_late_s: float | None = None
     snapshot_lag: int | None = None
+    is_failing: bool = False
     lags: Mapping[int, int] = field(default_factory=dict)
     ready: int | None = None
     oldest_ready_at_s: float | None = None
@@ -132,6 +133,7 @@ def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sa
         ("kmq_tracker_batch_duration_seconds", numbers.batch_s),
         ("kmq_tracker_last_commit_timestamp_seconds", numbers.committed_at_s or None),
         ("kmq_tracker_tick_delay_seconds", numbers.tick_late_s),
+        ("kmq_tracker_failing", numbers.is_failing),
         ("kmq_tracker_batches_since_snapshot", numbers.snapshot_lag),
     )
     for name, value in known:

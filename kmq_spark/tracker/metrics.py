@@ -113,6 +113,7 @@ class TrackerMetrics:
                 numbers = self._numbers[tracker.queue]
                 numbers.committed_at_s, numbers.batch_s = tracker.committed_at_s, tracker.batch_s
                 numbers.tick_late_s, numbers.snapshot_lag = tracker.tick_late_s, tracker.snapshot_lag
+                numbers.is_failing = bool(tracker.trouble())
                 found += samples_of(self._labels[tracker.queue], numbers, time.time())
         return found
 
