@@ -422,7 +422,7 @@ def _stuck_workers(facts: DoctorFacts) -> Iterator[Finding]:
     )
     what = f"no message was settled for {span(quiet_ms)} while {view.ready.count} are ready: {text}"
     repair = (
-        "their handlers hang and keep-alive renews the leases: restart those processes, their messages are redelivered"
+        "if their handlers hang, keep-alive renews the leases: restart those processes, their messages are redelivered"
     )
     yield Finding("workers", Level.UNHEALTHY, what, repair)
 
