@@ -12,8 +12,6 @@ import resource
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +21,7 @@ from kmq_spark.local.probe import free_port
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, consumer_of, receive_all
 from tests.kafka.operator.test_commands import checks, kmq
+from tests.kafka.worker.test_worker_command import page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +36,10 @@ SILENT_S = 120
 HANGS = """
 import sys, time
 from kmq_spark import QueueConsumer
+from kmq_spark.metrics.exposition import MetricsServer
 
 consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease=5, max_lease=20)
+MetricsServer(int(sys.argv[3]), "127.0.0.1", list, health=lambda: consumer.problem)
 consumer.run(lambda message: time.sleep(3_600), concurrency=4)
 """
 
@@ -47,21 +48,17 @@ class TrackerOf:
     """A tracker process, and what it serves."""
 
     def __init__(self, folder: Path, *queues: Queue) -> None:
-        self._port = free_port()
+        self._port = str(free_port())
         self.process = start(
             queues[0].bootstrap_servers, "tracker", "run", *(queue.name for queue in queues), "--events",
-            "--metrics-port", str(self._port), "--checkpoint-dir", str(folder), stderr=None, start_new_session=True,
+            "--metrics-port", self._port, "--checkpoint-dir", str(folder), stderr=None, start_new_session=True,
         )  # fmt: skip
         assert self.process.stdout is not None
         assert json.loads(self.process.stdout.readline())["event"] == "ready"
 
     def get(self, path: str) -> tuple[int, str]:
         """Return status and text of a page."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        return page(self._port, path)
 
     def write_no_file(self) -> None:
         """As with a full disk: the JVM can write nothing any more."""
@@ -93,7 +90,8 @@ def test_all_tools_say_what_is_wrong_for_as_long_as_it_is(make_queue: Callable[.
     failing.write_no_file()
     unread.send(*map(str, range(100)), logical_queue="emails")
     hung.send(*map(str, range(500)))
-    worker = subprocess.Popen([sys.executable, "-c", HANGS, hung.name, servers])
+    port = str(free_port())
+    worker = subprocess.Popen([sys.executable, "-c", HANGS, hung.name, servers, port])
     try:
         for queue in (unwritable, untracked):
             held_by_the_dead(queue)
@@ -101,6 +99,8 @@ def test_all_tools_say_what_is_wrong_for_as_long_as_it_is(make_queue: Callable[.
         for look_s in LOOKS_S:
             time.sleep(max(0.0, began_s + look_s - time.monotonic()))
             judge(queues, tracker, failing, is_silent=look_s >= SILENT_S)
+            code, why = page(port, "/health")
+            assert (code, "held for longer than max_lease, 20 s" in why) == (503, True), why
     finally:
         worker.kill()
         worker.wait()
@@ -117,6 +117,7 @@ def judge(queues: list[Queue], tracker: TrackerOf, failing: TrackerOf, *, is_sil
     }
     status = [kmq(servers, "tracker", "status", queue.name).exit_code for queue in queues]
     assert status == [0, 0, 3, 3], wrong
+    assert (top[unwritable]["tracker"], top[untracked]["tracker"]) == ("failing", "never")
     assert [top[name]["overdue"] for name in (unread, hung, unwritable, untracked)] == [0, 0, 5, 5]
     assert wrong[unread] == {"consumers": "100 messages of logical queue emails ready and no consumer of it"}
     assert {"tracker", "in flight"} <= wrong[unwritable].keys()
@@ -125,5 +126,5 @@ def judge(queues: list[Queue], tracker: TrackerOf, failing: TrackerOf, *, is_sil
     assert [result.exit_code for result in doctor.values()] == [3, 3 if is_silent else 0, 3, 3]
     assert tracker.get("/health")[0] == 200
     code, why = failing.get("/health")
-    assert (code, "File too large" in why) == (503, True), why
+    assert (code, "restarting, " in why, "File too large" in why) == (503, True, True), why
     assert f'kmq_messages_ready{{queue="{unread}"}} 100.0' in tracker.get("/metrics")[1]
