@@ -44,16 +44,22 @@ else
     jars=$("$python" -m kmq_spark.local.jars paths spark)
     set -- --jars "$(printf '%s' "$jars" | tr '\n' ',')" "$@"
 fi
+# What spark-defaults.conf says of a setting that is given here.
+conf=${SPARK_CONF_DIR:-${SPARK_HOME:+$SPARK_HOME/conf}}
+said() {
+    sed -n "s/^[[:space:]]*$1[[:space:]=:]\{1,\}//p" "${conf:-/nowhere}/spark-defaults.conf" 2>/dev/null | tail -n 1
+}
+java_options="$(said 'spark\.driver\.defaultJavaOptions') $(said 'spark\.driver\.extraJavaOptions')"
 # Java refuses two garbage collectors.
-case "${JAVA_TOOL_OPTIONS:-} ${JDK_JAVA_OPTIONS:-}" in
+case "${JAVA_TOOL_OPTIONS:-} ${JDK_JAVA_OPTIONS:-} ${SPARK_SUBMIT_OPTS:-} $java_options $*" in
     *-XX:+Use*GC*) collector='' ;;
     *) collector=-XX:+UseSerialGC ;;
 esac
 quick=''
 case $master in
     local | 'local['*)
-        # Faster than TCP. A socket's path has 107 characters at most; java.io.tmpdir may be longer, above all on a cluster.
-        set -- --conf spark.python.unix.domain.socket.enabled=true --conf spark.python.unix.domain.socket.dir=/tmp "$@"
+        # Faster than TCP.
+        set -- --conf spark.python.unix.domain.socket.enabled=true "$@"
         # PySpark's own daemon prints a traceback for each worker whose query stops. Executors have only PySpark's.
         set -- --conf spark.python.daemon.module=kmq_spark.spark.python_daemon "$@"
         # Java's first compiler only: it starts sooner. On a cluster the driver has processors enough for the second one.
@@ -68,15 +74,14 @@ esac
 # -Xss16m: stopping a query during foreachBatch otherwise overflows the stack of a regex in Spark's log formatter.
 # As the default options, so that your own --driver-java-options and those of spark-defaults.conf come after them.
 log=$(printf '%s' "$here" | sed 's/ /%20/g')/kmq_spark/spark/log4j2.properties
-# What spark-defaults.conf says of a setting that is given here.
-said() {
-    sed -n "s/^[[:space:]]*$1[[:space:]=]\{1,\}//p" "${SPARK_CONF_DIR:-/nowhere}/spark-defaults.conf" 2>/dev/null | tail -n 1
-}
 memory=${KMQ_DRIVER_MEMORY:-$(said 'spark\.driver\.memory')}
 redacted=$(said 'spark\.redaction\.regex')
+default_options=$(said 'spark\.driver\.defaultJavaOptions')
+# A socket's path has 107 characters at most; java.io.tmpdir may be longer, above all on a cluster.
 exec "$submit" \
     --driver-memory "${memory:-2g}" \
-    --conf spark.driver.defaultJavaOptions="-Xss16m $collector $quick -Dlog4j2.configurationFile=file://$log" \
+    --conf spark.driver.defaultJavaOptions="-Xss16m $collector $quick -Dlog4j2.configurationFile=file://$log $default_options" \
+    --conf spark.python.unix.domain.socket.dir=/tmp \
     --conf spark.ui.showConsoleProgress=false \
     --conf spark.ui.enabled="${KMQ_SPARK_UI:-false}" \
     --conf spark.kafka.consumer.cache.capacity=4096 \

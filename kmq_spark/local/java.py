@@ -7,6 +7,7 @@ Rule 2: only the standard library, so that a setup script can use this module be
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -37,9 +38,13 @@ def find_java() -> Path:
 
 
 def collector() -> list[str]:
-    """Return the option of the garbage collector with the fewest threads; none if the environment names another."""
-    others = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
-    return [] if re.search(r"-XX:\+Use\w+GC", others) else ["-XX:+UseSerialGC"]
+    """Return the option of the garbage collector with the fewest threads; none if Java is told of another one."""
+    names = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+    others = [os.environ.get(name, "") for name in names]
+    if folder := os.environ.get("SPARK_CONF_DIR"):
+        with contextlib.suppress(OSError):
+            others.append(Path(folder, "spark-defaults.conf").read_text("utf-8", "replace"))
+    return [] if re.search(r"-XX:\+Use\w+GC", " ".join(others)) else ["-XX:+UseSerialGC"]
 
 
 def java_version(java: Path) -> int | None:

@@ -73,21 +73,30 @@ def test_cluster_gets_the_package_and_the_locked_jars(python: Path, named: list[
 
 
 def test_settings_of_the_user_stand_beside_ours(python: Path, tmp_path: Path) -> None:
-    """Java's options are the defaults, which come first; there is one collector; two of his defaults are kept."""
-    (tmp_path / "spark-defaults.conf").write_text("spark.driver.memory 5g\nspark.redaction.regex=(?i)pin\n")
+    """Java's options are the defaults, which come first; there is one collector; three of his defaults are kept."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.driver.memory 5g\nspark.redaction.regex=(?i)pin\nspark.driver.defaultJavaOptions: -Dtheir=own\n"
+    )
     collector = "-XX:+UseSerialGC"
     (plain,) = [each for each in submitted(python, JOB) if "defaultJavaOptions" in each]
     assert "-Xss16m" in plain
     assert collector in plain
     theirs = submitted(python, JOB, JAVA_TOOL_OPTIONS="-XX:+UseG1GC", SPARK_CONF_DIR=str(tmp_path))
-    assert collector not in " ".join(theirs)
+    assert collector not in " ".join([*theirs, *submitted(python, "--driver-java-options", "-XX:+UseZGC", JOB)])
+    assert any("-Xss16m" in each and each.endswith(" -Dtheir=own") for each in theirs)
     assert after("--driver-memory", theirs) == "5g"
     assert any(each.startswith("spark.redaction.regex=") and each.endswith("|private.?key|(?i)pin") for each in theirs)
 
 
-def test_sockets_of_local_mode_have_a_short_path(python: Path) -> None:
-    """Whatever `java.io.tmpdir` is."""
-    assert "spark.python.unix.domain.socket.dir=/tmp" in submitted(python, JOB)
+def test_local_mode_leaves_the_collector_to_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -XX:+UseParallelGC\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert "GC" not in session_settings()["spark.driver.defaultJavaOptions"]
+
+
+def test_sockets_have_a_short_path(python: Path) -> None:
+    """Whatever `java.io.tmpdir` is; on a cluster it is an administrator who enables them."""
+    assert "spark.python.unix.domain.socket.dir=/tmp" in submitted(python, "--master", "yarn", JOB)
     assert len(session_settings()["spark.python.unix.domain.socket.dir"]) + len("/.") + 40 < 107
 
 
