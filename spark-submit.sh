@@ -79,6 +79,8 @@ redacted=$(said 'spark\.redaction\.regex')
 default_options=$(said 'spark\.driver\.defaultJavaOptions')
 # A socket's path has 107 characters at most; java.io.tmpdir may be longer, above all on a cluster.
 exec "$submit" \
+    --deploy-mode client \
+    --conf spark.api.mode=classic \
     --driver-memory "${memory:-2g}" \
     --conf spark.driver.defaultJavaOptions="-Xss16m $collector $quick -Dlog4j2.configurationFile=file://$log $default_options" \
     --conf spark.python.unix.domain.socket.dir=/tmp \

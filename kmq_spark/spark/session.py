@@ -107,6 +107,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.submit.deployMode": "client",
         # Of all queues of a process together. Above 64, the default, Spark opens a new Kafka client for each markers
         # partition in each batch: the one that it closes to make room is the one that it needs next.
         "spark.kafka.consumer.cache.capacity": "4096",
@@ -197,7 +198,8 @@ def build_session(
         os.environ.pop("SPARK_HOME", None)  # PySpark has its own; another one may be of another version, or gone
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_own = SparkContext._active_spark_context is None  # noqa: SLF001  # no other way to it that starts none
-    builder = Session.builder.appName(app_name)
+    # A session of Spark Connect has no JVM that we can reach.
+    builder = Session.builder.appName(app_name).config("spark.api.mode", "classic")
     if master is not None:
         builder = builder.master(master)
     for key, value in (settings or {}).items():
