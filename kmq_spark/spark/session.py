@@ -79,9 +79,11 @@ def streaming_settings(state_partitions: int, queries: int = 1) -> dict[str, str
         # How often Spark uploads snapshots and removes older ones. With version 2 each commit contains the ids of all
         # commits since the last snapshot, in a string of at most 64 KiB: 863 batches, or 90 s of short batches.
         "spark.sql.streaming.stateStore.maintenanceInterval": "10s",
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot": "10",
         # A state row is the whole table of a markers partition, and Spark sends it again with each Arrow chunk. So all
         # rows of a batch must fit into one chunk.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         # No batch without new markers: an idle queue costs nothing.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         # Each look for new markers asks the broker. Up to 50 queries together look as often as one: 100 times a second.
