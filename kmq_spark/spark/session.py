@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from kmq_spark.errors import SetupError
@@ -159,7 +159,8 @@ def local_checkpoint_settings(checkpoint_dir: str, session: SparkSession | None 
     a snapshot of the state, and only a log line at level WARN reports that.
     """
     url = urlparse(checkpoint_dir)
-    if url.scheme == "file" or (not url.scheme and not url.path.startswith(_MOUNTED_STORES)):
+    scheme = url.scheme or (_default_scheme(session) if session is not None else "file")
+    if scheme == "file" and (url.scheme or not url.path.startswith(_MOUNTED_STORES)):
         return {
             # Renames with Java's file API. Hadoop's FileContext starts two processes for each file.
             "spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES,
@@ -168,6 +169,13 @@ def local_checkpoint_settings(checkpoint_dir: str, session: SparkSession | None 
             "fs.file.impl.disable.cache": "true",
         }
     return {}
+
+
+def _default_scheme(session: SparkSession) -> str:
+    """Return the scheme of the file system of a path without one, such as `hdfs` on a cluster of Hadoop."""
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001  # no other way to Hadoop's file systems
+    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # as above
+    return str(jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(configuration).getScheme())
 
 
 def _has_bare_files(session: SparkSession) -> bool:

@@ -25,6 +25,13 @@ def test_session_of_our_own_jars_writes_checkpoints_without_a_process_a_file(spa
     assert ".LocalFileSystem" in local_checkpoint_settings("/somewhere")["fs.file.impl"]
 
 
+def test_path_without_a_scheme_is_where_the_cluster_says(spark: SparkSession) -> None:
+    """On Hadoop's clusters it is in HDFS, which has a checkpoint manager of its own."""
+    (session := spark.newSession()).conf.set("fs.defaultFS", "hdfs://somewhere")
+    assert local_checkpoint_settings("/checkpoints", session) == {}
+    assert local_checkpoint_settings("file:///checkpoints", session) != {}
+
+
 def test_snapshot_that_could_not_be_uploaded_is_reported(spark: SparkSession) -> None:
     """Spark logs it at level WARN only, and fails much later; the loggers around it are off."""
     jvm = spark._jvm
