@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -75,17 +76,21 @@ def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
 
 
 @pytest.mark.slow  # two failures, each with its pause
-def test_checkpoint_that_cannot_be_read_is_put_aside_and_the_state_is_rebuilt(stage: Stage) -> None:
+@pytest.mark.parametrize("file_system", ["file:", "viewfs://recovery"], ids=["local", "viewfs"])
+def test_checkpoint_that_cannot_be_read_is_put_aside_and_the_state_is_rebuilt(stage: Stage, file_system: str) -> None:
     """Damaged, or of another version: no step is needed, and messages in flight stay in flight."""
+    hadoop: Any = stage.spark.sparkContext._jsc.hadoopConfiguration()
+    hadoop.set(f"fs.viewfs.mounttable.recovery.link.{stage.folder}", f"file:{stage.folder}")
+    checkpoint_dir = f"{file_system}{stage.folder}/checkpoint"
     with stage.consumer(lease=3600) as consumer:
-        with stage.tracking() as tracker:
+        with stage.tracking(checkpoint_dir=checkpoint_dir) as tracker:
             stage.send("held")
             (held,) = receive_all(consumer, 1)
             assert wait_until(lambda: sum(s.in_flight for s in tracker.stats.statuses.values()) == 1)
         for file in (stage.folder / "checkpoint").glob("*/state/**/*"):
             if file.is_file():
                 file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        with stage.tracking():
+        with stage.tracking(checkpoint_dir=checkpoint_dir):
             held.release()
             (again,) = receive_all(consumer, 1, ack=True)
             consumer.flush()
