@@ -1,4 +1,4 @@
-"""Spark clusters for tests: a standalone master and a worker on loopback, and an interpreter without our package."""
+"""Spark clusters for tests: a standalone master, two workers, an administrator's defaults, a bare interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +20,36 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PYSPARK = Path(pyspark.__file__).parent
+WORK_FOLDERS = ("work-0", "work-1")
+
+DEFAULTS = """\
+spark.api.mode connect
+spark.submit.deployMode cluster
+spark.driver.defaultJavaOptions -Djava.io.tmpdir={temporary}
+spark.driver.extraJavaOptions -XX:+UseParallelGC
+spark.executor.extraJavaOptions -XX:+UseParallelGC -Djava.io.tmpdir={temporary}
+spark.hadoop.fs.defaultFS viewfs://cluster/
+spark.hadoop.fs.viewfs.mounttable.cluster.link./checkpoints file://{folder}/checkpoints
+spark.io.encryption.enabled true
+spark.python.unix.domain.socket.enabled true
+spark.redaction.regex (?i)pin
+spark.serializer org.apache.spark.serializer.KryoSerializer
+spark.speculation true
+spark.sql.ansi.enabled false
+spark.sql.caseSensitive true
+spark.sql.execution.arrow.maxBytesPerBatch 1
+spark.sql.execution.arrow.maxRecordsPerBatch 1
+spark.sql.execution.arrow.useLargeVarTypes true
+spark.sql.execution.pyspark.binaryAsBytes false
+spark.sql.session.timeZone Asia/Kathmandu
+spark.sql.shuffle.partitions 7
+spark.sql.streaming.minBatchesToRetain 2
+spark.sql.streaming.stateStore.minDeltasForSnapshot 1000
+spark.sql.streaming.stateStore.providerClass \
+    org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider
+spark.sql.timestampType TIMESTAMP_NTZ
+"""
+"""What an administrator may have set for every job of a cluster. `viewfs` is a file system that is not local."""
 
 
 def spark_home(folder: Path) -> Path:
@@ -43,7 +72,7 @@ def plain_interpreter(folder: Path) -> Path:
     program.write_text(
         "#!/bin/sh\n"
         f"paths=$(printf %s \"${{PYTHONPATH:-}}\" | tr : '\\n' | grep -vxF '{ROOT}' | tr '\\n' ':')\n"
-        f'PYTHONPATH="$paths{sysconfig.get_path("purelib")}" exec \'{sys.executable}\' -S "$@"\n'
+        f'PYTHONPATH="$paths{PYSPARK.parent}" exec \'{sys.executable}\' -S "$@"\n'
     )
     program.chmod(0o755)
     return program
@@ -61,15 +90,28 @@ def cluster_environment(home: Path) -> dict[str, str]:
     }
 
 
+def hostile_defaults(folder: Path) -> Path:
+    """Return a folder of a `spark-defaults.conf` that sets what an administrator may set, and what we set in code."""
+    (temporary := folder / ("t" * 120)).mkdir()
+    (conf := folder / "conf").mkdir()
+    (conf / "spark-defaults.conf").write_text(DEFAULTS.format(folder=folder, temporary=temporary))
+    return conf
+
+
 @contextmanager
 def standalone_cluster(folder: Path, home: Path) -> Iterator[str]:
-    """Run a master and one worker of two cores, on free ports; give the master's address."""
+    """Run a master and two workers of one core, on free ports; give the master's address."""
     with ExitStack() as running:
         log = running.enter_context(_daemon(folder / "master.log", home, "master.Master", "--port", "0"))
         address = _wait_for(log, r"Starting Spark master at (spark://\S+)")
         _wait_for(log, r"I have been elected leader()")
-        worker = ("worker.Worker", "--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work"), address)
-        _wait_for(running.enter_context(_daemon(folder / "worker.log", home, *worker)), r"Successfully registered()")
+        options = ("worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir")
+        logs = [
+            running.enter_context(_daemon(folder / f"{work}.log", home, *options, str(folder / work), address))
+            for work in WORK_FOLDERS
+        ]
+        for each in logs:
+            _wait_for(each, r"Successfully registered()")
         yield address
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,18 @@ import pytest
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.conftest import wait_until
 from tests.kafka.stage import receive_all
 from tests.limits import ENDS_S
-from tests.spark.clusters import ROOT, cluster_environment, plain_interpreter, spark_home, standalone_cluster
+from tests.spark.clusters import (
+    ROOT,
+    WORK_FOLDERS,
+    cluster_environment,
+    hostile_defaults,
+    plain_interpreter,
+    spark_home,
+    standalone_cluster,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +38,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LEASE_MS = 1_000
+EXECUTOR = "CoarseGrainedExecutorBackend"
 
 FOR_SPARK = {
-    "standalone": ["--conf", "spark.executor.memory=512m", "--conf", "spark.executor.cores=2"],
+    "standalone": ["--conf", "spark.executor.memory=512m"],
     # Two executors, each in a worker of its own.
     "local-cluster[2,1,1024]": ["--conf", "spark.executor.memory=1g"],
 }
@@ -47,6 +58,7 @@ class Submitting:
         ]
         self._environment = {
             **cluster_environment(home),
+            "SPARK_CONF_DIR": str(hostile_defaults(folder)),
             "KMQ_DRIVER_MEMORY": "1g",
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYSPARK_PYTHON": str(plain_interpreter(folder)),
@@ -101,7 +113,7 @@ def queue(bootstrap_servers: str) -> str:
 def tracker(request: pytest.FixtureRequest, tmp_path: Path, queue: str, bootstrap_servers: str) -> Iterator[Submitting]:
     """The tracker of the queue, to be submitted to a cluster."""
     home = spark_home(tmp_path)
-    arguments = [queue, "--bootstrap-server", bootstrap_servers, "--checkpoint-dir", str(tmp_path / "checkpoint")]
+    arguments = [queue, "--bootstrap-server", bootstrap_servers, "--checkpoint-dir", "/checkpoints"]
     with ExitStack() as running:
         master = request.param
         if master == "standalone":
@@ -138,21 +150,40 @@ def test_dropped_message_is_seen_again_exactly_once_from_executors_without_our_p
 
 
 @pytest.mark.parametrize("tracker", ["standalone"], indirect=True)
-def test_tracker_outlives_a_killed_executor(
+def test_tracker_outlives_a_killed_executor_and_a_killed_worker(
     tracker: Submitting, consumer: QueueConsumer, queue: str, bootstrap_servers: str, tmp_path: Path
 ) -> None:
-    """`kill -9` during the run: a new executor loads the state from the checkpoint, and no message is lost."""
+    """`kill -9` under load: state comes from the checkpoint, and what was dropped comes again, exactly once."""
+    sent: list[int] = []
+    seen: Counter[tuple[int, int]] = Counter()
+    work = [tmp_path / name for name in WORK_FOLDERS]
+
+    def have_come(count: int) -> bool:
+        """Send one more, as long as there are fewer; handle what comes, and drop every third one."""
+        if (number := len(sent)) < count:
+            sent.append(number)
+            producer.send(str(number))
+        for message in consumer.receive(20, timeout=0.1):
+            seen[number := int(message.value or b""), message.delivery_count] += 1
+            if number % 3 or message.delivery_count > 1:  # on a slow machine more leases run out
+                message.ack()
+        return all(seen[number, 1] and (number % 3 or seen[number, 2]) for number in range(count))
+
     with tracker.running() as process, QueueProducer(queue, bootstrap_servers=bootstrap_servers) as producer:
         wait_for_line(process, '{"event": "ready"')
-        (executor,) = executors(tmp_path)
-        producer.send("dropped")
-        (dropped,) = receive_all(consumer, 1)
-        os.kill(executor, signal.SIGKILL)
-        (again,) = receive_all(consumer, 1)
-        assert (again.value, again.delivery_count) == (dropped.value, 2)
-        again.ack()
-        assert executors(tmp_path) != [executor]
-        assert consumer.receive(1, timeout=2.0) == []
+        assert wait_until(lambda: have_come(30))
+        first = processes(work[0], EXECUTOR)
+        for folder, word in ((work[0], EXECUTOR), (work[1], "")):
+            wait_until(lambda: have_come(len(sent) + 10), timeout=1)  # some are in flight
+            for each in processes(folder, word):
+                with suppress(ProcessLookupError):  # a Python worker ends with its executor
+                    os.kill(each, signal.SIGKILL)
+            count = len(sent) + 200
+            assert wait_until(lambda count=count: have_come(count))  # type: ignore[misc]
+        assert processes(work[0], EXECUTOR) not in ([], first)
+        assert processes(work[1]) == []
+        wait_until(lambda: not have_come(0), timeout=2)  # what comes too often
+    assert set(seen.values()) == {1}
 
 
 def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
@@ -167,12 +198,13 @@ def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
     raise AssertionError("".join(lines))
 
 
-def executors(folder: Path) -> list[int]:
-    """Return the executors that run in the folder of a test, as process ids."""
+def processes(work: Path, word: str = "") -> list[int]:
+    """Return the processes of a worker, itself among them, with a word in the command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            is_ours = (process / "cwd").readlink().is_relative_to(folder / "work")
-            if is_ours and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
+            command = (process / "cmdline").read_bytes().decode(errors="replace")
+            is_in = (process / "cwd").readlink().is_relative_to(work) or f"--work-dir\0{work}\0" in command
+            if is_in and word in command:
                 found.append(int(process.name))
     return found
