@@ -186,7 +186,7 @@ class Stage(Judged):
         create_queue_topics(self.queue, bootstrap_servers=self.bootstrap_servers, partitions=self.partitions)
         wanted = checked_rules({"max_deliveries": max_deliveries, **rules})
         write_rules(self.queue, wanted, expected_version=0, bootstrap_servers=self.bootstrap_servers)
-        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         self.done(self.admin.create_topics([NewTopic(results_of(self.queue), 1)]))
 
     @staticmethod

@@ -110,7 +110,9 @@ def broker() -> Iterator[EmbeddedBroker]:
     extra = {**BROKER_SETTINGS, "group.min.session.timeout.ms": "1000"}
     with quick_broker(extra=extra) as running:
         yield running
-        gc.collect()  # clients in the frames of caught errors: they would outlive it, and say so on stderr
+        # Clients in the frames of caught errors: they would outlive it, and say so on stderr.
+        gc.unfreeze()  # `tracker.fold_rows` froze what was there
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

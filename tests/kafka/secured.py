@@ -74,6 +74,7 @@ class SecuredBroker:
 
     def close(self) -> None:
         """End it, and before it the clients in the frames of caught errors, which would say so on stderr."""
+        gc.unfreeze()  # `tracker.fold_rows` froze what was there
         gc.collect()
         self.cluster.close()
 
