@@ -315,9 +315,11 @@ def slow_follower(campaign: Campaign) -> Stage:
 
 
 def _lag(stage: ClusterStage, follower: EmbeddedBroker) -> None:
-    follower.pause()
-    stage.sleep(0.5, 2.5)
-    follower.resume()
+    # Writes wait for it, longer than a START may take.
+    with stage.away():
+        follower.pause()
+        stage.sleep(0.5, 2.5)
+        follower.resume()
     stage.sleep(0.2, 1.0)
     stage.injected("SIGSTOP of a follower")
 
