@@ -440,14 +440,13 @@ class Worker:
         try:
             yield
         finally:
-            for number, handler in self._signals_before.items():
-                signal.signal(number, handler)
+            self._restore_signals()
+
+    def _restore_signals(self) -> None:
+        for number, handler in self._signals_before.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._pid != os.getpid():
-            signal.signal(number, self._signals_before[number])
-            os.kill(os.getpid(), number)
-            return
         if number == signal.SIGINT and self._stopping.is_set():
             raise KeyboardInterrupt
         self.stop()
@@ -456,12 +455,27 @@ class Worker:
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
+_forking = threading.local()
+
+
+def _block_signals() -> None:
+    # Python forgets a signal that comes while it makes a child, so that `Pool.terminate` would wait for ever.
+    stops = (signal.SIGINT, signal.SIGTERM) if _running else ()
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _leave_in_child() -> None:
     for worker in list(_running):
         worker._handler_queue.abandon()
+        worker._restore_signals()
+    _unblock_signals()
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_leave_in_child)
 
 
 def _end_child(error: BaseException) -> NoReturn:
