@@ -227,8 +227,9 @@ class QueueInspector:
         consumers = self.cluster.group(self.topics.consumer_group, queue.name, with_members=False)
         left = limit
         for partition, span in self._spans(queue, {"": consumers, **self._logical_groups(queue.name)}).items():
-            if left and span.start < span.end:
-                records = filter(span.is_ready, self.records(queue.name, {partition: span.start}))
+            start = min(span.start, span.read_from)
+            if left and start < span.end:
+                records = filter(span.is_ready, self.records(queue.name, {partition: start}))
                 for record in islice(records, left):
                     left -= 1
                     yield record
@@ -243,7 +244,7 @@ class QueueInspector:
         spans = self._spans(queue, {"": consumers, **groups})
         for partition, span in spans.items():
             if self._ready_of.get(partition, (None, None))[0] != span:
-                found = self.records(queue.name, {partition: span.read_from}) if span.start < span.end else ()
+                found = self.records(queue.name, {partition: span.read_from}) if span.read_from < span.end else ()
                 self._ready_of[partition] = span, ready_of(span, found)
         ready = {partition: self._ready_of[partition][1] for partition in spans}
         counts = sum((Counter(each.counts) for each in ready.values()), Counter())

@@ -2,7 +2,7 @@
 Count the messages that no consumer has started, by logical queue.
 
 Rule 1: a logical queue has a group of its own. Its messages past that group's position are ready, whatever other groups
-have committed. Without a group all of them are ready.
+have committed. Without a group all of them are ready; of those that every group has passed, the newest are looked for.
 Rule 2: a small backlog is counted record by record, because transactions leave control records in a log, which readers
 do not receive. A large one is estimated from the share of each logical queue among the newest records.
 """
@@ -42,8 +42,8 @@ class Span(NamedTuple):
 
     @property
     def read_from(self) -> int:
-        """Where reading begins."""
-        return max(self.start, self.end - MAX_COUNTED)
+        """Where counting begins: also below all positions, where messages of a logical queue without a group may lie."""
+        return max(self.first, self.end - MAX_COUNTED)
 
     def is_ready(self, record: Message) -> bool:
         """Return whether no consumer of its logical queue has started a record."""
@@ -77,7 +77,7 @@ def ready_of(span: Span, records: Iterable[Message]) -> Ready:
             counts[name] += 1
             at_ms = record.timestamp()[1]
             oldest_at_ms = at_ms if oldest_at_ms is None else min(oldest_at_ms, at_ms)
-    if span.read_from == span.start:
+    if span.read_from <= span.start:
         return Ready(dict(counts), oldest_at_ms, is_exact=True)
     total = max(1, seen.total())
     for name, at in span.positions.items():

@@ -121,11 +121,22 @@ def test_logical_queues_are_counted_by_their_own_groups_and_named_where_nobody_r
     rows = json.loads(kmq(servers, "queue", "peek", name, "--ready", "-o", "json").stdout)
     assert [(row["value"], row["logical_queue"]) for row in rows] == [("c", "emails"), ("lost", "emial")]
     with consumer_of(queue, logical_queue="emails") as consumer:
-        found = kmq(servers, "doctor", name)
         receive_all(consumer, 1)[0].ack()
+        queue.send("own")
+        with consumer_of(queue) as passes_all:
+            receive_all(passes_all, 1)[0].ack()
+        assert wait_until(lambda: consumer.receive(1, timeout=0.2) == [] and emails_passed(queue))
+        found = kmq(servers, "doctor", name)
+    rows = json.loads(kmq(servers, "queue", "peek", name, "--ready", "-o", "json").stdout)
+    assert [row["value"] for row in rows] == ["lost"]
     assert "1 message of logical queue emial ready and no consumer of it" in found.stdout
     assert "logical queues: emails (1 consumer, " in found.stdout
     assert "no consumer in kmq." not in found.stdout
+
+
+def emails_passed(queue: Queue) -> bool:
+    """Return whether the groups of both logical queues that are read have passed all messages."""
+    return queue.committed(f"kmq.{queue.name}.queue-emails") == queue.committed() == {0: 5}
 
 
 def test_lines_go_through_a_queue_and_are_acknowledged(queue: Queue) -> None:
