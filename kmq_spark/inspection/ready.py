@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
     @property
     def read_from(self) -> int:
-        """Where counting begins: also below all positions, where messages of a logical queue without a group may lie."""
+        """Where counting begins: below all positions too, where messages of a logical queue without a group may lie."""
         return max(self.first, self.end - MAX_COUNTED)
 
     def is_ready(self, record: Message) -> bool:
