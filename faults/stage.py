@@ -143,12 +143,13 @@ class Stage(Judged):
         partitions: int = 4,
         max_deliveries: int = 3,
         is_mixed: bool = False,
+        protocols: Collection[str] = tuple(PROTOCOLS),
         **profile: Any,
     ) -> None:
         super().__init__(campaign, name)
         self.queue, self.partitions, self._own_broker, self._clock = self.name, partitions, broker, clock
         self.bootstrap_servers = (broker or campaign.broker).bootstrap_servers
-        protocol = self.random.choice(sorted(PROTOCOLS))
+        protocol = self.random.choice(sorted(protocols))
         self.protocols = {protocol}
         profile = {"group_protocol": protocol, "extra": PROTOCOLS[protocol] | SECRET, **profile}
         self.profile = Profile(self.bootstrap_servers, self.queue, seed=self.seed, **profile)
