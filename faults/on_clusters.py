@@ -6,13 +6,17 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from faults.campaign import BROKER_SETTINGS
 from faults.clocks import LeadersClock, is_available
 from faults.on_brokers import CUT_S, REJOIN_S, SHORT_CUT_S, set_topic
+from faults.on_fleets import pair
 from faults.on_letters import LIMIT, REDRIVE_POINTS, REJECTS, TIMEOUT_S, all_back, all_rejected, redrive
 from faults.on_producers import CopyStage
+from faults.on_sinks import END_TIMEOUT_S, SPARK_TIMEOUT_S, SinkStage
 from faults.on_trackers import BUSY, PASS_TIMEOUT_S, fill, has_small_disk, must_end_fenced
 from faults.stage import WAYS, Judged, Stage
 from faults.three_brokers import ProxiedBrokers, ThreeBrokers
@@ -43,6 +47,9 @@ AHEAD_MS = (0, 5_000, 60_000)
 COMMIT_POINTS = ("tracker.before-commit", "tracker.end-sent", "tracker.message-sent")
 COMMIT_S = 0.05
 """About what a commit takes."""
+
+SINK_ROWS = 100_000
+"""Ten batches: the query must still write when the last leader dies."""
 
 DISK_MIB, HALT_S = 64, 60.0
 """A broker halts at its next write."""
@@ -429,6 +436,58 @@ def full_disk(campaign: Campaign) -> Stage | None:
         stage.injected("disk full", broker=stage.cluster.brokers.index(full) + 1)
     stage.drain()
     return stage
+
+
+def fleet_leaders_killed(campaign: Campaign) -> list[Stage]:
+    """K15: under a fleet of two, leaders of its coordination topic and of markers partitions killed, and back."""
+    cluster = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment)
+    fleet = pair(campaign, "k15", cluster)
+    first, *others = fleet.stages
+    for stage in fleet.stages:
+        stage.broker_count = len(cluster.brokers)
+        stage.judge(stall_ms=STALL_MS)
+    for number in range(campaign.times(20, least=2)):
+        topic = f"{others[0].queue}.markers" if number % 2 else fleet.topic
+        with ExitStack() as away:
+            for stage in fleet.stages:
+                away.enter_context(stage.away(after_s=REJOIN_S))
+            _kill_leader(first, cluster, topic, 0)
+        first.injected("kill -9 of a leader", topic=topic)
+        for stage in others:
+            stage.injected_beside += 1
+        fleet.wait_tracked()
+    for stage in fleet.stages[::-1]:
+        stage.drain()
+    return fleet.stages
+
+
+def sink_leaders_killed(campaign: Campaign) -> SinkStage:
+    """K16: leaders of the queue and of the transaction state killed while an exactly-once sink writes, and back."""
+    cluster = ThreeBrokers(BROKER_SETTINGS, campaign.broker_environment)
+    stage = SinkStage(campaign, "k16", SINK_ROWS, cluster)
+    stage.broker_count = len(cluster.brokers)
+    stage.on_close(cluster.close)
+    writer = stage.writer()
+    stage.begun(writer, SPARK_TIMEOUT_S)
+    for number in range(campaign.times(15, least=2)):
+        if not writer.until(partial(stage.has_more_than, stage.appended()), SPARK_TIMEOUT_S):
+            stage.notes.append(f"{number} kills: the query wrote nothing more")
+            break
+        topic = "__transaction_state" if number % 2 else stage.queue
+        _kill_leader(stage, cluster, topic, stage.random.randrange(4))
+        stage.injections += 1
+    stage.finished(writer, END_TIMEOUT_S)
+    return stage
+
+
+def _kill_leader(stage: Judged, cluster: ThreeBrokers, topic: str, partition: int) -> None:
+    """Kill the leader of a partition, and start it again when another one leads."""
+    cluster.wait_in_sync()
+    leader = cluster.leading(topic, partition)
+    leader.kill()
+    cluster.wait_deposed(leader, topic, partition)
+    time.sleep(stage.random.uniform(0.0, 3.0))
+    leader.start()
 
 
 def _state_partition(name: str) -> int:

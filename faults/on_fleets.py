@@ -14,6 +14,7 @@ from kmq_spark.coordination import create_coordination_topic
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
+    from faults.three_brokers import ThreeBrokers
 
 QUEUES = 3
 IN_FLIGHT = 3_334
@@ -52,13 +53,18 @@ class Ending(NamedTuple):
 class Fleet:
     """Three queues under load, and the fleet that tracks them."""
 
-    def __init__(self, campaign: Campaign, name: str) -> None:
-        self.stages = [Stage(campaign, f"{name}-{letter}", partitions=2, **BUSY) for letter in "abc"[:QUEUES]]
+    def __init__(self, campaign: Campaign, name: str, cluster: ThreeBrokers | None = None) -> None:
+        options = {**BUSY, "partitions": 2, "broker": cluster}
+        self.stages = [Stage(campaign, f"{name}-{letter}", **options) for letter in "abc"[:QUEUES]]
         self._first, self._queues = self.stages[0], frozenset(stage.queue for stage in self.stages)
+        for stage in self.stages[1:]:
+            # The first one is closed last.
+            stage.leave_broker()
         self.processes: dict[str, QueuesTracker] = {}
         self.endings: list[Ending] = []
-        topic = f"{self._first.name}.coordination"
-        create_coordination_topic(self._first.bootstrap_servers, topic=topic, replication_factor=1)
+        self.topic, replicas = f"{self._first.name}.coordination", 3 if cluster else 1
+        servers = self._first.bootstrap_servers
+        create_coordination_topic(servers, topic=self.topic, partitions=1, replication_factor=replicas)
         for stage in self.stages:
             stage.send(rate=RATE)
             stage.worker("busy")
@@ -169,8 +175,9 @@ def _away_s(copies_ms: list[int], ending: Ending, *, is_clean: bool) -> float:
     return max(other - one for one, other in pairwise([ending.at_ms, *behind])) / 1000
 
 
-def _pair(campaign: Campaign, name: str) -> Fleet:
-    fleet = Fleet(campaign, name)
+def pair(campaign: Campaign, name: str, cluster: ThreeBrokers | None = None) -> Fleet:
+    """Return a fleet of two processes that track."""
+    fleet = Fleet(campaign, name, cluster)
     for member in ("m0", "m1"):
         fleet.start(member)
     fleet.wait_tracked()
@@ -179,7 +186,7 @@ def _pair(campaign: Campaign, name: str) -> Fleet:
 
 def killed(campaign: Campaign) -> list[Stage]:
     """G6: `kill -9` of a process of a fleet of two that tracks three queues with 10,000 messages in flight."""
-    fleet = _pair(campaign, "g6")
+    fleet = pair(campaign, "g6")
     for _ in range(campaign.times(5, least=2)):
         if not (member := fleet.end_one()):
             break
@@ -190,7 +197,7 @@ def killed(campaign: Campaign) -> list[Stage]:
 
 def upgraded(campaign: Campaign) -> list[Stage]:
     """G6: SIGTERM of one process of that fleet after the other, each started again, as in a rolling upgrade."""
-    fleet = _pair(campaign, "g6-upgrade")
+    fleet = pair(campaign, "g6-upgrade")
     for _ in range(campaign.times(2)):
         if not (member := fleet.end_one(is_clean=True)):
             break

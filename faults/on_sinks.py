@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from faults.campaign import Campaign
     from faults.evidence import Verdict
     from faults.processes import Child
+    from faults.three_brokers import ThreeBrokers
 
 KILLS, ROWS, LEAST_ROWS, ROWS_PER_FILE = 3, 100_000, 20_000, 10_000
 """A file is a batch."""
@@ -47,8 +48,8 @@ driver's command line has the name of the daemon too, as a setting.
 class SinkStage(SentStage):
     """Files of numbered rows, a queue, and the query that writes the rows to it."""
 
-    def __init__(self, campaign: Campaign, name: str, rows: int) -> None:
-        super().__init__(campaign, name)
+    def __init__(self, campaign: Campaign, name: str, rows: int, cluster: ThreeBrokers | None = None) -> None:
+        super().__init__(campaign, name, cluster)
         self.rows, self._files = rows, self.folder / "rows"
         self._files.mkdir()
         for first in range(1, rows + 1, ROWS_PER_FILE):

@@ -70,6 +70,8 @@ ROWS: tuple[tuple[str, Scenario], ...] = (
     ("K12", on_clusters.cut_off),
     ("K13", on_clusters.near_follower),
     ("K14", on_clusters.full_disk),
+    ("K15", on_clusters.fleet_leaders_killed),
+    ("K16", on_clusters.sink_leaders_killed),
     ("G6", on_fleets.killed),
     ("G6", on_fleets.upgraded),
     ("F1", on_consumers.killed),
