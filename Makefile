@@ -75,10 +75,10 @@ format: .venv/.dev ## format the code, and repair what the linter can
 lock: ## resolve the dependencies anew, inside the bounds of pyproject.toml
 	@requirements/lock.sh
 
-sbom: .venv/.sbom ## list the packages and jars of an installation as CycloneDX: build/sbom.json
+sbom: .venv/.sbom ## list the packages, their licences, and the jars as CycloneDX: build/sbom.json
 	@mkdir -p build
 	@$(BIN)/cyclonedx-py requirements requirements/all.txt --pyproject pyproject.toml --output-reproducible -o build/sbom.json
-	@$(BIN)/python requirements/sbom_jars.py build/sbom.json
+	@$(BIN)/python requirements/sbom.py build/sbom.json
 
 clean: ## remove .venv and what the tools left; the caches stay
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
