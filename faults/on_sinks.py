@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from faults.on_producers import PARTITIONS, SentStage
 from faults.processes import processes_of
@@ -31,6 +31,7 @@ SPARK_TIMEOUT_S = 900.0
 """For Spark to start, with two executors, on a slow machine that others use too; and for a row to arrive."""
 
 END_TIMEOUT_S = 1_800.0
+ASK_TIMES = 60
 POLL_S = 0.05
 LONGEST_DELAY_S = 1.0
 """Between the first row that arrives and the kill."""
@@ -66,8 +67,12 @@ class SinkStage(SentStage):
 
     def appended(self) -> int:
         """Return how many records the queue topic has, also of open transactions."""
-        places = (TopicPartition(self.queue, number) for number in range(PARTITIONS))
-        return sum((self._watcher.get_watermark_offsets(place, timeout=10) or (0, 0))[1] for place in places)
+        places = [TopicPartition(self.queue, number) for number in range(PARTITIONS)]
+        for _ in range(ASK_TIMES):
+            with suppress(KafkaException):  # a leader is away, or not known yet
+                return sum((self._watcher.get_watermark_offsets(place, timeout=10) or (0, 0))[1] for place in places)
+            time.sleep(1.0)
+        raise RuntimeError(f"the ends of {self.queue} are not known after {ASK_TIMES} times")
 
     def has_more_than(self, count: int) -> bool:
         """Return whether more records have come."""
