@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.checks import check_bounds
 from kmq_spark.consumer.policy import FailurePolicy
+from kmq_spark.consumer.signals import handled
 from kmq_spark.consumer.worker import (
     MAX_CONCURRENCY,
     MAX_FETCH,
@@ -256,13 +257,14 @@ class AsyncWorker:
                 numbers.append(signal.SIGTERM)
             if self._takes_interrupts:
                 numbers.append(signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
+        with handled(numbers):
             for number in numbers:
-                loop.remove_signal_handler(number)
+                loop.add_signal_handler(number, self._on_signal, number)
+            try:
+                yield
+            finally:
+                for number in numbers:
+                    loop.remove_signal_handler(number)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT and self._is_stopped:

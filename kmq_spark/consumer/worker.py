@@ -37,6 +37,7 @@ from kmq_spark.consumer.checks import check_bounds
 from kmq_spark.consumer.leases import Verb
 from kmq_spark.consumer.message import Message, one_line, text_of_failure
 from kmq_spark.consumer.policy import FailurePolicy
+from kmq_spark.consumer.signals import handled
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import BatchFailed, ConfigError, KmqError, LeaseLostError, UsageError
 from kmq_spark.failpoints import failpoint, is_armed
@@ -277,7 +278,6 @@ class Worker:
         self._taken_count, self._taken_at_s = 0, time.monotonic()
         self._fatal_error: BaseException | None = None
         self._pid = os.getpid()
-        self._signals_before: dict[int, Any] = {}
         self._counts = [RunSummary() for _ in range(concurrency)]
         work = self._work if batch is None else self._work_batches
         self._threads = [
@@ -434,17 +434,14 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        for asked in (signal.SIGINT, signal.SIGTERM):
-            # None: the previous handler was not set from Python and cannot be restored.
-            self._signals_before[asked] = signal.signal(asked, self._on_signal) or signal.SIG_DFL
-        try:
-            yield
-        finally:
-            self._restore_signals()
-
-    def _restore_signals(self) -> None:
-        for number, handler in self._signals_before.items():
-            signal.signal(number, handler)
+        with handled((signal.SIGINT, signal.SIGTERM)) as before:
+            for number in before:
+                signal.signal(number, self._on_signal)
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._stopping.is_set():
@@ -455,27 +452,12 @@ class Worker:
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-_forking = threading.local()
-
-
-def _block_signals() -> None:
-    # Python forgets a signal that comes while it makes a child, so that `Pool.terminate` would wait for ever.
-    stops = (signal.SIGINT, signal.SIGTERM) if _running else ()
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-
-
-def _unblock_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
-
-
 def _leave_in_child() -> None:
     for worker in list(_running):
         worker._handler_queue.abandon()
-        worker._restore_signals()
-    _unblock_signals()
 
 
-os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_leave_in_child)
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _end_child(error: BaseException) -> NoReturn:

@@ -62,3 +62,30 @@ def test_children_that_a_handler_forks_end_as_they_do_elsewhere(queue: Queue) ->
     assert (done.returncode, done.stdout) == (0, "[3, 1, 0] {-15} [3, 2, 1]\n1\n"), done.stderr
     assert "ValueError: of the child" in done.stderr
     assert ended(queue) == [0]
+
+
+COROUTINES = """
+import multiprocessing, sys, time
+from kmq_spark import QueueConsumer
+
+fork = multiprocessing.get_context("fork")
+
+async def handle(message):
+    sleeper = fork.Process(target=time.sleep, args=(60,))
+    sleeper.start()
+    sleeper.terminate()
+    sleeper.join()
+    print(message.value, sleeper.exitcode, flush=True)
+    if message.value == b"c":
+        consumer.stop()
+
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2])
+print(consumer.run(handle, concurrency=1).acked)
+"""
+
+
+def test_child_of_a_coroutine_does_not_stop_the_run_of_its_parent_when_it_is_terminated(queue: Queue) -> None:
+    queue.send("a", "b", "c")
+    command = [sys.executable, "-c", COROUTINES, queue.name, queue.bootstrap_servers]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S)
+    assert (done.returncode, done.stdout) == (0, "b'a' -15\nb'b' -15\nb'c' -15\n3\n"), done.stderr
