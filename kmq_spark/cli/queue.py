@@ -128,6 +128,6 @@ def _consumers(view: QueueView) -> Iterator[dict[str, Any]]:
         for name, partitions in sorted(group.members.items()):
             held, since_ms = holders.get(name, (0, view.now_ms))
             yield {
-                "id": name, "logical_queue": logical_queue, "partitions": partitions, "held": held,
+                "id": name, "logical_queue": logical_queue, "partitions": len(partitions), "held": held,
                 "held_ms": max(0, view.now_ms - since_ms),
             }  # fmt: skip

@@ -138,14 +138,12 @@ class Cluster:
                 raise failure from error
             # No consumer has joined the group yet, or this client may not describe it.
             return GroupFacts(name, "", {}, positions)
-        members: dict[str, int] = {}
-        assigned: dict[str, frozenset[int]] = {}
+        members: dict[str, frozenset[int]] = {}
         for member in described.members:
-            places = member.assignment.topic_partitions if member.assignment is not None else []
-            members[member.client_id] = members.get(member.client_id, 0) + len(places)
-            theirs = assigned.get(member.client_id, frozenset())
-            assigned[member.client_id] = theirs.union(place.partition for place in places)
-        return GroupFacts(name, described.state.name, members, positions, assigned)
+            assigned = member.assignment.topic_partitions if member.assignment is not None else []
+            theirs = members.get(member.client_id, frozenset())
+            members[member.client_id] = theirs.union(place.partition for place in assigned)
+        return GroupFacts(name, described.state.name, members, positions)
 
     def groups(self, prefix: str) -> list[str]:
         """Return the consumer groups whose names begin with a prefix, as far as this client may see them, sorted."""

@@ -68,16 +68,12 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """
-    A consumer group: number of assigned partitions by client id, committed positions by partition of the queue, and
-    which partitions a client has.
-    """
+    """A consumer group: assigned partitions by client id, and committed positions by partition of the queue."""
 
     name: str
     state: str = ""
-    members: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, frozenset[int]] = field(default_factory=dict)
     positions: Mapping[int, int] = field(default_factory=dict)
-    assigned: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 class LogicalFacts(NamedTuple):

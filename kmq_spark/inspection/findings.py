@@ -333,7 +333,7 @@ def _consumers(view: QueueView) -> Iterator[Finding]:
             what = f"{counted(each.ready, 'message')} of logical queue {name} ready and no consumer of it"
             repair = f"start workers with logical_queue={name!r}; if the name is wrong, correct its sender"
             yield Finding("consumers", Level.UNHEALTHY, what, repair)
-    members = sum(1 for count in group.members.values() if count)
+    members = sum(1 for theirs in group.members.values() if theirs)
     if not group.members and ready:
         what = f"{counted(ready, 'message')} ready and no consumer in {group.name}"
         yield Finding("consumers", Level.UNHEALTHY, what, "start workers")
@@ -342,7 +342,7 @@ def _consumers(view: QueueView) -> Iterator[Finding]:
             yield Finding("consumers", Level.OK, f"none in {group.name}, no message is ready")
     else:
         text = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
-        missing = view.queue_topic.partition_count - sum(group.members.values())
+        missing = view.queue_topic.partition_count - sum(map(len, group.members.values()))
         if missing > 0 and group.state.lower() == "stable":
             what = f"{text}; {missing} partitions have no consumer"
             yield Finding("consumers", Level.WARNING, what, "wait for the rebalance")
@@ -405,7 +405,7 @@ def _stuck_workers(facts: DoctorFacts) -> Iterator[Finding]:
             continue
         named, ready = (f" of logical queue {name}", view.logical[name].ready) if name else ("", view.default_ready)
         what = f"no message{named} was taken for at least {span(SILENT_MS)}"
-        if idle < {each for each, count in view.groups[name].members.items() if count}:
+        if idle < {each for each, theirs in view.groups[name].members.items() if theirs}:
             what += f" by {_some(tuple(sorted(idle)))}, though there are some in their partitions"
         what += f"; ready: {ready}"
         repair = "their handlers hang, or they do not call receive: look at the consumers' logs, and restart them"

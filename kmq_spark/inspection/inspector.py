@@ -28,7 +28,7 @@ from kmq_spark.inspection.facts import (
     TrackerFacts,
 )
 from kmq_spark.inspection.markers_fold import MarkersFold
-from kmq_spark.inspection.ready import Ready, Span, ready_of
+from kmq_spark.inspection.ready import Ready, Sent, Span, ready_of
 from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.lookups import LATEST, offsets_of, topic_id_of
@@ -77,6 +77,7 @@ class QueueInspector:
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
         self._ready_of: dict[int, tuple[Span, Ready]] = {}
+        self._sent: dict[int, list[Sent]] = {}
         self._ended: LetterEnds | None = None
         self.folds: dict[int, MarkersFold] = {}
 
@@ -210,7 +211,7 @@ class QueueInspector:
                 for at in view.ready.counts
                 if group.positions.get(at, queue.first[at]) < newer.get(at, queue.end[at])
             }
-            waiting[name] = frozenset(each for each, theirs in group.assigned.items() if theirs & places)
+            waiting[name] = frozenset(each for each, theirs in group.members.items() if theirs & places)
         if not any(waiting.values()):
             return {}
         found = self.cluster.offsets_at(markers.name, markers.end, since_ms)
@@ -229,8 +230,8 @@ class QueueInspector:
         for partition, span in self._spans(queue, {"": consumers, **self._logical_groups(queue.name)}).items():
             start = min(span.start, span.read_from)
             if left and start < span.end:
-                records = filter(span.is_ready, self.records(queue.name, {partition: start}))
-                for record in islice(records, left):
+                records = self.records(queue.name, {partition: start})
+                for record in islice((each for each in records if span.is_ready(Sent.of(each))), left):
                     left -= 1
                     yield record
 
@@ -244,8 +245,7 @@ class QueueInspector:
         spans = self._spans(queue, {"": consumers, **groups})
         for partition, span in spans.items():
             if self._ready_of.get(partition, (None, None))[0] != span:
-                found = self.records(queue.name, {partition: span.read_from}) if span.read_from < span.end else ()
-                self._ready_of[partition] = span, ready_of(span, found)
+                self._ready_of[partition] = span, ready_of(span, self._newest(queue.name, partition, span))
         ready = {partition: self._ready_of[partition][1] for partition in spans}
         counts = sum((Counter(each.counts) for each in ready.values()), Counter())
         oldest = [each.oldest_at_ms for each in ready.values() if each.oldest_at_ms is not None]
@@ -256,6 +256,17 @@ class QueueInspector:
         )
         names = sorted({*groups, *counts} - {""})
         return backlog, {name: LogicalFacts(counts[name], groups.get(name)) for name in names}
+
+    def _newest(self, topic: str, partition: int, span: Span) -> list[Sent]:
+        """Return the messages that are counted. Only what is new since the last look is read."""
+        found = [each for each in self._sent.get(partition, ()) if each.offset >= span.read_from]
+        if found and found[-1].offset >= span.end:  # the topic was created again
+            found = []
+        start = found[-1].offset + 1 if found else span.read_from
+        if start < span.end:
+            found += map(Sent.of, self.records(topic, {partition: start}))
+        self._sent[partition] = found
+        return found
 
     def _logical_groups(self, topic: str, *, with_members: bool = False) -> dict[str, GroupFacts]:
         prefix = self.topics.logical_group_prefix

@@ -23,6 +23,19 @@ MAX_COUNTED = 500
 """Records of a partition that are read at most."""
 
 
+class Sent(NamedTuple):
+    """What of a message is counted; without its bytes, so that it may be kept from one look to the next."""
+
+    offset: int
+    logical_queue: str
+    at_ms: int
+
+    @classmethod
+    def of(cls, record: Message) -> Sent:
+        """Return a record of the queue topic."""
+        return cls(record.offset() or 0, logical_queue_of(record), record.timestamp()[1])
+
+
 class Span(NamedTuple):
     """What of a partition is not started: first offset and end of the log, and the position of each group."""
 
@@ -45,9 +58,9 @@ class Span(NamedTuple):
         """Where counting begins: below all positions too, where messages of a logical queue without a group may lie."""
         return max(self.first, self.end - MAX_COUNTED)
 
-    def is_ready(self, record: Message) -> bool:
-        """Return whether no consumer of its logical queue has started a record."""
-        return (record.offset() or 0) >= self.positions.get(logical_queue_of(record), self.first)
+    def is_ready(self, record: Sent) -> bool:
+        """Return whether no consumer of its logical queue has started a message."""
+        return record.offset >= self.positions.get(record.logical_queue, self.first)
 
 
 class Ready(NamedTuple):
@@ -64,19 +77,17 @@ def logical_queue_of(record: Message) -> str:
     return text_of(headers or [], LOGICAL_QUEUE)
 
 
-def ready_of(span: Span, records: Iterable[Message]) -> Ready:
+def ready_of(span: Span, records: Iterable[Sent]) -> Ready:
     """Return what is ready of a partition; *records* are those from `Span.read_from` on."""
     seen, counts = Counter[str](), Counter[str]()
     oldest_at_ms: int | None = None
     for record in records:
-        if (record.offset() or 0) >= span.end:
+        if record.offset >= span.end:
             continue
-        name = logical_queue_of(record)
-        seen[name] += 1
+        seen[record.logical_queue] += 1
         if span.is_ready(record):
-            counts[name] += 1
-            at_ms = record.timestamp()[1]
-            oldest_at_ms = at_ms if oldest_at_ms is None else min(oldest_at_ms, at_ms)
+            counts[record.logical_queue] += 1
+            oldest_at_ms = record.at_ms if oldest_at_ms is None else min(oldest_at_ms, record.at_ms)
     if span.read_from <= span.start:
         return Ready(dict(counts), oldest_at_ms, is_exact=True)
     total = max(1, seen.total())

@@ -159,7 +159,7 @@ def facts_of(**changes: Any) -> DoctorFacts:
         queue_topic=TopicFacts("orders", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 50, 1: 50}),
         markers_topic=TopicFacts("orders.markers", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 90, 1: 90}),
         dead_letter_topic=TopicFacts("orders.dlq", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 0, 1: 0}),
-        consumers=GroupFacts("kmq.orders", "STABLE", {"worker-1": 2}, {0: 50, 1: 50}),
+        consumers=GroupFacts("kmq.orders", "STABLE", {"worker-1": frozenset({0, 1})}, {0: 50, 1: 50}),
         tracker=TrackerFacts({0: 90, 1: 90}, {0: 90, 1: 90}, {0: "t-1", 1: "t-1"}, heartbeat_at_ms=NOW_MS),
     )
     mine = {name: changes.pop(name) for name in list(changes) if hasattr(view, name)}

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Message
 
-from kmq_spark.inspection.ready import MAX_COUNTED, Ready, Span, ready_of
+from kmq_spark.inspection.ready import MAX_COUNTED, Ready, Sent, Span, ready_of
 from kmq_spark.wire.headers import LOGICAL_QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-def record(offset: int, logical_queue: str = "") -> Message:
+def record(offset: int, logical_queue: str = "") -> Sent:
     """Return a record of the queue topic, appended at ten times its offset."""
     headers: Any = [(LOGICAL_QUEUE, logical_queue.encode())] if logical_queue else None
-    return Message(topic="orders", partition=0, offset=offset, timestamp=(2, 10 * offset), headers=headers)
+    return Sent.of(Message(topic="orders", partition=0, offset=offset, timestamp=(2, 10 * offset), headers=headers))
 
 
 def ready(first: int, end: int, positions: Mapping[str, int], records: Iterable[Any]) -> Ready:
