@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -104,15 +103,13 @@ def broker() -> Iterator[EmbeddedBroker]:
     A test that stops, kills or pauses a broker makes its own.
     """
     from faults.campaign import BROKER_SETTINGS  # noqa: PLC0415  # the unit tier runs without
-    from tests.brokers import quick_broker  # noqa: PLC0415  # as above
+    from tests.brokers import end_clients, quick_broker  # noqa: PLC0415  # as above
 
     # A killed consumer's session is waited for: it may ask for less than Kafka's least of six seconds.
     extra = {**BROKER_SETTINGS, "group.min.session.timeout.ms": "1000"}
     with quick_broker(extra=extra) as running:
         yield running
-        # Clients in the frames of caught errors: they would outlive it, and say so on stderr.
-        gc.unfreeze()  # `tracker.fold_rows` froze what was there
-        gc.collect()
+        end_clients()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shlex
@@ -27,7 +26,7 @@ from kmq_spark.client_properties import read_client_properties
 from kmq_spark.local.cluster import OPERATOR, EmbeddedCluster
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
-from tests.brokers import quick_java
+from tests.brokers import end_clients, quick_java
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
@@ -73,9 +72,8 @@ class SecuredBroker:
             secured.close()
 
     def close(self) -> None:
-        """End it, and before it the clients in the frames of caught errors, which would say so on stderr."""
-        gc.unfreeze()  # `tracker.fold_rows` froze what was there
-        gc.collect()
+        """End it."""
+        end_clients()
         self.cluster.close()
 
     def create(self, *command: str) -> None:
