@@ -15,7 +15,7 @@ from faults.clocks import LeadersClock, is_available
 from faults.on_brokers import CUT_S, REJOIN_S, SHORT_CUT_S, set_topic
 from faults.on_fleets import pair
 from faults.on_letters import LIMIT, REDRIVE_POINTS, REJECTS, TIMEOUT_S, all_back, all_rejected, redrive
-from faults.on_producers import CopyStage
+from faults.on_producers import PARTITIONS, CopyStage
 from faults.on_sinks import END_TIMEOUT_S, SPARK_TIMEOUT_S, SinkStage
 from faults.on_trackers import BUSY, PASS_TIMEOUT_S, fill, has_small_disk, must_end_fenced
 from faults.stage import WAYS, Judged, Stage
@@ -85,11 +85,8 @@ class ClusterStage(Stage):
 
     def kill(self, leader: EmbeddedBroker, topic: str, partition: int) -> None:
         """Kill the leader of a partition, and start it again when another one leads."""
-        leader.kill()
-        self.cluster.wait_deposed(leader, topic, partition)
+        _kill(self, self.cluster, leader, topic, partition)
         self.injected("kill -9 of a leader", topic=topic, partition=partition)
-        self.sleep(0.0, 3.0)
-        leader.start()
 
 
 def killed(campaign: Campaign) -> Stage:
@@ -447,11 +444,13 @@ def fleet_leaders_killed(campaign: Campaign) -> list[Stage]:
         stage.broker_count = len(cluster.brokers)
         stage.judge(stall_ms=STALL_MS)
     for number in range(campaign.times(20, least=2)):
-        topic = f"{others[0].queue}.markers" if number % 2 else fleet.topic
+        topic, partition = (f"{others[0].queue}.markers", 0) if number % 2 else (fleet.topic, fleet.partition)
+        cluster.wait_in_sync()
+        leader = cluster.leading(topic, partition)
         with ExitStack() as away:
             for stage in fleet.stages:
                 away.enter_context(stage.away(after_s=REJOIN_S))
-            _kill_leader(first, cluster, topic, 0)
+            _kill(first, cluster, leader, topic, partition)
         first.injected("kill -9 of a leader", topic=topic)
         for stage in others:
             stage.injected_beside += 1
@@ -473,17 +472,15 @@ def sink_leaders_killed(campaign: Campaign) -> SinkStage:
         if not writer.until(partial(stage.has_more_than, stage.appended()), SPARK_TIMEOUT_S):
             stage.notes.append(f"{number} kills: the query wrote nothing more")
             break
-        topic = "__transaction_state" if number % 2 else stage.queue
-        _kill_leader(stage, cluster, topic, stage.random.randrange(4))
+        topic, partition = "__transaction_state" if number % 2 else stage.queue, stage.random.randrange(PARTITIONS)
+        cluster.wait_in_sync()
+        _kill(stage, cluster, cluster.leading(topic, partition), topic, partition)
         stage.injections += 1
     stage.finished(writer, END_TIMEOUT_S)
     return stage
 
 
-def _kill_leader(stage: Judged, cluster: ThreeBrokers, topic: str, partition: int) -> None:
-    """Kill the leader of a partition, and start it again when another one leads."""
-    cluster.wait_in_sync()
-    leader = cluster.leading(topic, partition)
+def _kill(stage: Judged, cluster: ThreeBrokers, leader: EmbeddedBroker, topic: str, partition: int) -> None:
     leader.kill()
     cluster.wait_deposed(leader, topic, partition)
     time.sleep(stage.random.uniform(0.0, 3.0))

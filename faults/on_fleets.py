@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from faults.load import messages_in_flight
 from faults.processes import Tracker, now_ms
 from faults.stage import Stage
-from kmq_spark.coordination import create_coordination_topic
+from kmq_spark.coordination.topic import DEFAULT_PARTITIONS, create_coordination_topic, partition_of
+from kmq_spark.core.coordination.records import FLEET_PREFIX
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
@@ -63,8 +64,8 @@ class Fleet:
         self.processes: dict[str, QueuesTracker] = {}
         self.endings: list[Ending] = []
         self.topic, replicas = f"{self._first.name}.coordination", 3 if cluster else 1
-        servers = self._first.bootstrap_servers
-        create_coordination_topic(servers, topic=self.topic, partitions=1, replication_factor=replicas)
+        create_coordination_topic(self._first.bootstrap_servers, topic=self.topic, replication_factor=replicas)
+        self.partition = partition_of(f"{FLEET_PREFIX}{self._first.name}", DEFAULT_PARTITIONS)
         for stage in self.stages:
             stage.send(rate=RATE)
             stage.worker("busy")
