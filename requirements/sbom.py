@@ -1,4 +1,8 @@
-"""Complete a bill of materials of the Python packages: their licences, and the locked jars. `sbom.py FILE`."""
+"""
+Complete a bill of materials of the Python packages: their licences, and the locked jars. `sbom.py FILE`.
+
+`cyclonedx-py environment` knows licences too, and lists what only tests need.
+"""
 
 from __future__ import annotations
 
