@@ -1,8 +1,8 @@
 """
 Run the campaign: `python -m faults.run [--only F1,F2] [--scale 0.1,K=0.2] [--seed N] [--keep]`.
 
-Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some. The
-stored results are those of a whole run: with `--only` the results go to the folder of the logs, which is kept then.
+Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some. With
+`--only` they go to the folder of the logs, which is kept then.
 """
 
 from __future__ import annotations

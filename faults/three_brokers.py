@@ -40,7 +40,7 @@ class ThreeBrokers(EmbeddedCluster):
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
 
     def _settings(self, number: int, probe_port: int) -> dict[str, str]:
-        # Clients with a `client.rack` read from the broker of that rack, whoever leads.
+        # A client with a `client.rack` reads from the broker of that rack, also where another one leads.
         return super()._settings(number, probe_port) | {"broker.rack": str(number), "replica.selector.class": _BY_RACK}
 
     def leader(self, topic: str, partition: int = 0) -> int:

@@ -38,7 +38,7 @@ def find_java() -> Path:
 
 
 def collector() -> list[str]:
-    """Return the option of the garbage collector with the fewest threads; none if Java is told of another one."""
+    """Return the option for the garbage collector with the fewest threads; nothing if the user has chosen one."""
     names = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
     others = [os.environ.get(name, "") for name in names]
     if folder := os.environ.get("SPARK_CONF_DIR"):
