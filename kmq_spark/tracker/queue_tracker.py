@@ -5,8 +5,9 @@ Rule 1: this module only connects the parts. The rules are in `core`, the query 
 `sender`.
 Rule 2: each start of the query begins a new term before its first batch. A batch that Spark runs again decides under an
 old term, and the sender drops its decisions.
-Rule 3: an error at the first start (no broker, a topic with wrong settings) is raised at once. After a successful start
-the same error is retried: a broker that restarts does not know its topics for a moment.
+Rule 3: an outage is retried, at the first start too: the command has reached the broker before. A topic that is missing
+or has wrong settings ends the first start at once. Later it is retried: a broker that restarts does not know its topics
+for a moment.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class QueueTracker(RestartedQuery):
     def is_final(self, error: Exception) -> bool:
         """Return whether a restart cannot correct a failure."""
         if isinstance(error, KmqError):
-            return self._run is None or not (error.retriable or isinstance(error, TopicError))
+            return not (error.retriable or (isinstance(error, TopicError) and self._run is not None))
         self._failures_without_batch += 1
         return super().is_final(error)
 

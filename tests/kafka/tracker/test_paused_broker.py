@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kmq_spark.config import load_settings
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
@@ -17,14 +19,17 @@ from kmq_spark.kafka.settings import marker_producer_config, transactional_produ
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.tracker.ticker import Ticker
 from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, read_all, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from confluent_kafka import KafkaError, Message
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.kafka
 
@@ -77,6 +82,32 @@ def test_transaction_that_timed_out_is_sent_again_by_a_new_producer(own_broker: 
     producer.close()
     assert reports == ["_MSG_TIMED_OUT", ""]
     assert [record.value() for record in read_all(queue.bootstrap_servers, queue.name)] == [b"value"]
+
+
+@pytest.mark.spark
+def test_tracker_whose_broker_is_suspended_while_it_starts_starts_again(
+    own_broker: EmbeddedBroker, queue: Queue, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader of one of its topics may be away for a moment just then."""
+    reach = {"bootstrap_servers": queue.bootstrap_servers, "timeout": 2}
+    own = {"checkpoint_dir": str(tmp_path), "state_partitions": 1}
+    tracker = QueueTracker(spark, queue.name, load_settings(None, {"kafka": reach, "tracker": own}))
+
+    def suspend(point: str) -> None:
+        if point == "tracker.positions-read" and not tracker.restarts:
+            own_broker.pause()
+
+    monkeypatch.setattr("kmq_spark.tracker.sender.redelivery.failpoint", suspend)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(tracker.run)
+        try:
+            assert wait_until(lambda: tracker.restarts > 0 or running.done())
+            own_broker.resume()
+            assert wait_until(lambda: tracker.wait_ready(0) or running.done())
+        finally:
+            own_broker.resume()
+            tracker.stop()
+        running.result()
 
 
 def test_ticker_whose_producer_met_a_fatal_error_takes_a_new_one(own_broker: EmbeddedBroker, queue: Queue) -> None:
