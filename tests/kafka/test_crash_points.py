@@ -75,15 +75,20 @@ def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(qu
         assert [each.value for each in receive_all(consumer, len(rest))] == rest
 
 
+def put(queue: Queue, *values: bytes) -> None:
+    """Send as another program does. The client ends with the call: an error keeps the frame of its test."""
+    producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
+    for value in values:
+        producer.produce(queue.name, value, partition=0)
+    producer.flush(ENDS_S)
+
+
 def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: str) -> None:
     """A message that the broker refuses with our headers: the open transaction is aborted by the next tracker."""
     name = f"aborting-{time.time_ns()}"
     create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=1, max_message_bytes=10_000)
     queue, large = Queue(name, bootstrap_servers), b"x" * (10_000 + 16 * 1024 - 110)
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
-    for value in (b"small", large):
-        producer.produce(name, value, partition=0)
-    producer.flush(10)
+    put(queue, b"small", large)
     drop(queue, 2)
     command = ["-m", "kmq_spark.cli.main", "tracker", "once", name, "--bootstrap-server", bootstrap_servers]
     assert run(command, "tracker.aborting") == EXIT_CODE
