@@ -5,9 +5,9 @@ Rule 1: this module only connects the parts. The rules are in `core`, the query 
 `sender`.
 Rule 2: each start of the query begins a new term before its first batch. A batch that Spark runs again decides under an
 old term, and the sender drops its decisions.
-Rule 3: an outage is retried, at the first start too: the command has reached the broker before. A topic that is missing
-or has wrong settings ends the first start at once. Later it is retried: a broker that restarts does not know its topics
-for a moment.
+Rule 3: an outage is retried, at the first start too; the command has checked before that the broker answers. A topic
+that is missing or has wrong settings ends the first start at once. Later it is retried: a broker that restarts does not
+know its topics for a moment.
 """
 
 from __future__ import annotations
@@ -189,9 +189,10 @@ class QueueTracker(RestartedQuery):
 
     def is_final(self, error: Exception) -> bool:
         """Return whether a restart cannot correct a failure."""
-        if isinstance(error, KmqError):
-            return not (error.retriable or (isinstance(error, TopicError) and self._run is not None))
-        self._failures_without_batch += 1
+        if isinstance(error, TopicError):
+            return self._run is None
+        if not isinstance(error, KmqError):
+            self._failures_without_batch += 1
         return super().is_final(error)
 
     def cause_of(self, error: Exception) -> str:
