@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-from confluent_kafka import Producer
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
@@ -75,27 +74,19 @@ def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(qu
         assert [each.value for each in receive_all(consumer, len(rest))] == rest
 
 
-def put(queue: Queue, *values: bytes) -> None:
-    """Send as another program does. The client ends with the call: an error keeps the frame of its test."""
-    producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    for value in values:
-        producer.produce(queue.name, value, partition=0)
-    producer.flush(ENDS_S)
-
-
 def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: str) -> None:
     """A message that the broker refuses with our headers: the open transaction is aborted by the next tracker."""
     name = f"aborting-{time.time_ns()}"
     create_queue_topics(name, bootstrap_servers=bootstrap_servers, partitions=1, max_message_bytes=10_000)
-    queue, large = Queue(name, bootstrap_servers), b"x" * (10_000 + 16 * 1024 - 110)
-    put(queue, b"small", large)
+    queue, large = Queue(name, bootstrap_servers), "x" * (10_000 + 16 * 1024 - 110)
+    queue.send("small", large)
     drop(queue, 2)
     command = ["-m", "kmq_spark.cli.main", "tracker", "once", name, "--bootstrap-server", bootstrap_servers]
     assert run(command, "tracker.aborting") == EXIT_CODE
     ended = [track(queue) for _ in range(2)]
     assert [(each.redelivered, each.dead_lettered) for each in ended] == [(1, 1), (0, 0)]
-    assert seen(queue) == [b"small", large, b"small"]
-    assert [record.value() for record in read_all(bootstrap_servers, f"{name}.dlq")] == [large]
+    assert seen(queue) == [b"small", large.encode(), b"small"]
+    assert [record.value() for record in read_all(bootstrap_servers, f"{name}.dlq")] == [large.encode()]
 
 
 def test_queue_that_was_half_made_is_made_whole(bootstrap_servers: str) -> None:

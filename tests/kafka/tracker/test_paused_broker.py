@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmq_spark.config import load_settings
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
@@ -22,7 +21,7 @@ from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.tracker.ticker import Ticker
 from tests.brokers import quick_broker
-from tests.kafka.conftest import Queue, read_all, wait_until
+from tests.kafka.conftest import Queue, read_all, settings_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,9 +88,9 @@ def test_tracker_whose_broker_is_suspended_while_it_starts_starts_again(
     own_broker: EmbeddedBroker, queue: Queue, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader of one of its topics may be away for a moment just then."""
-    reach = {"bootstrap_servers": queue.bootstrap_servers, "timeout": 2}
-    own = {"checkpoint_dir": str(tmp_path), "state_partitions": 1}
-    tracker = QueueTracker(spark, queue.name, load_settings(None, {"kafka": reach, "tracker": own}))
+    monkeypatch.setenv("KMQ_KAFKA__TIMEOUT", "2")
+    settings = settings_of(queue, checkpoint_dir=str(tmp_path), state_partitions=1)
+    tracker = QueueTracker(spark, queue.name, settings)
 
     def suspend(point: str) -> None:
         if point == "tracker.positions-read" and not tracker.restarts:
