@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak checker-selftest check docs format lock sbom clean
+.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak check docs format lock sbom clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -55,9 +55,6 @@ faults-short: .venv/.dev .venv/.jars ## the short form of two faults, two minute
 
 soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what grows; MINUTES=6 for less
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak $(if $(MINUTES),--minutes $(MINUTES))
-
-checker-selftest: .venv/.dev ## seed violations into a right story, and print what the campaign's checker finds
-	@$(BIN)/python -m tests.unit.faults.seeds
 
 docs: .venv/.dev ## write the pages of commands and settings from the code
 	@$(BIN)/python docs/generate.py

@@ -1,5 +1,5 @@
 """
-Violations, each seeded into a right story; `python -m tests.unit.faults.seeds` prints which invariant finds each.
+Violations, each seeded into a right story.
 
 Rule 1: a seed breaks one promise, and its docstring begins with the invariant that must report it.
 Rule 2: it breaks nothing else that would reveal it, as far as that can be: what it appends has events, copies, counts
@@ -9,7 +9,6 @@ and headers as they must be, but for the one thing.
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 from faults.evidence import TRACKER, WORKER, Process, Reported
@@ -692,21 +691,3 @@ def found_by(seed: Callable[[Story], None]) -> list[str]:
     story = Story()
     seed(story)
     return sorted({violation.invariant for violation in story.verdict().violations})
-
-
-def main() -> int:
-    """Print the table; return the exit code."""
-    missed = 0
-    sys.stdout.write("| seed | must be found by | found by |\n|---|---|---|\n")
-    for seed in seeds():
-        found = found_by(seed)
-        is_found = expected(seed) in found
-        missed += not is_found
-        sys.stdout.write(f"| {seed.__name__} | {expected(seed)} | {', '.join(found) or 'nothing'} |\n")
-    clean = Story().verdict().violations
-    sys.stdout.write(f"\n{len(seeds())} seeds, {missed} missed; the right story has {len(clean)} violations\n")
-    return 1 if missed or clean else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
