@@ -30,7 +30,6 @@ from kmq_spark.consumer.worker import (
     MAX_CONCURRENCY,
     MAX_FETCH,
     POLL_S,
-    RETRY_PAUSE_S,
     RunSummary,
     fail,
     handle_batch,
@@ -140,23 +139,15 @@ class AsyncWorker:
             await in_thread(self._receiving, self._pipeline.serve_group_if_due)
             await self._wait(POLL_S)
             return
-        try:
-            if self._batch is None:
-                wanted = min(free, MAX_FETCH)
-                given = await in_thread(
-                    self._receiving, lambda: self._pipeline.receive(wanted, POLL_S, Batch._to_messages)
-                )
-                self._delivered_count += len(given)
-                for message in given:
-                    self._begin(self._handle(message))
-            elif batch := await in_thread(self._receiving, self._receive_batch):
-                self._delivered_count += len(batch)
-                self._begin(self._handle_batch(batch))
-        except KmqError as error:
-            if not error.retriable:
-                raise
-            logger.warning("receive failed, retrying: %s", error, extra={"action": "receive_failed"})
-            await self._wait(RETRY_PAUSE_S)
+        if self._batch is None:
+            wanted = min(free, MAX_FETCH)
+            given = await in_thread(self._receiving, lambda: self._pipeline.receive(wanted, POLL_S, Batch._to_messages))
+            self._delivered_count += len(given)
+            for message in given:
+                self._begin(self._handle(message))
+        elif batch := await in_thread(self._receiving, self._receive_batch):
+            self._delivered_count += len(batch)
+            self._begin(self._handle_batch(batch))
 
     def _receive_batch(self) -> Batch:
         return self._pipeline.receive(self._batch or 1, POLL_S, lambda batch: batch, gather_s=self._batch_wait_s)

@@ -203,17 +203,18 @@ class QueueConsumer:
 
         Args:
             max_messages: Maximum number of messages to return, at least 1.
-            timeout: Seconds to wait for the first message; 0 polls once.
+            timeout: Seconds to wait for the first message; 0 polls once. A broker that is connected and does not answer
+                may hold the call for 20 seconds more.
             lease: Length of the leases of these messages, seconds or a timedelta, 1 second to 12 hours; by default the
                 consumer's. Keep-alive renews them with the same length, up to `max_lease`.
 
         Returns:
             At most *max_messages* messages. The list is empty if no message arrives in time, if `max_in_flight`
-            messages are held, or while a suspect is held.
+            messages are held, while a suspect is held, or while the broker is away, which the log says.
 
         Raises:
             ConfigError: A value is out of bounds.
-            KmqError: A START did not become durable. No message is returned; the messages are fetched again.
+            KmqError: The client failed permanently. No message is returned.
             UsageError: The consumer is closed, was created in another process, or another thread is in `receive`.
         """
         return self._receive("receive", max_messages, timeout, lease, Batch._to_messages)  # noqa: SLF001  # private to the package: not for handlers

@@ -82,8 +82,11 @@ waits for another consumer of the closing thread does not.
 MAX_SKIPPED = 1_000
 """Maximum number of records checked at once after records of other logical queues or subscriptions."""
 
-FULL_LOG_S = 60.0
-"""Shortest time between two warnings that there is no room."""
+LOG_S = 60.0
+"""Shortest time between two warnings that there is no room, or that the broker is away."""
+
+RETRY_PAUSE_S = 0.5
+"""Longest pause after a retriable error."""
 
 CONFIRM_PAUSE_S = 0.01
 """Longest pause before a transaction looks again whether its offsets are confirmed."""
@@ -135,7 +138,7 @@ class Pipeline:
         self._short_since: float | None = None
         self._needs_undo = self._needs_reseek = self._is_blocked = self._is_closed = self._is_confirming = False
         self._fetch_error: KmqError | None = None
-        self._full_log_limit = RateLimit(FULL_LOG_S)
+        self._full_log_limit, self._retry_log_limit = RateLimit(LOG_S), RateLimit(LOG_S)
 
     @property
     def owned(self) -> set[int]:
@@ -152,36 +155,57 @@ class Pipeline:
         gather_s: float = 0.0,
     ) -> Result:
         """
-        Return *result_of* a batch, empty if no message arrived in time or there was no room.
+        Return *result_of* a batch, empty if no message arrived in time, there was no room, or the broker is away.
 
         *result_of* is called here, so that an exception in it loses no message. *gather_s*: longest time to collect
-        *max_messages* after the first has arrived. After a KmqError the messages are fetched again.
+        *max_messages* after the first has arrived. After an error the messages are fetched again.
+
+        Raises:
+            KmqError: An error that is not retriable.
         """
         with self._lock:
-            if self._needs_undo:
-                self.undo()
-            # The caller has the messages of the last call, so `undo` must not release them.
-            self._returning = Batch()
-            self._quick_calls = self._quick_calls + 1 if now_s() <= self._quick_until else 0
-            try:
-                self._needs_undo = True
-                until = now_s() + timeout
-                while True:
-                    found = result_of(self._next(max_messages, until, lease_s, gather_s))
-                    # A batch may have no messages: its records were skipped, deferred or expired.
-                    if found or now_s() >= until:
-                        self._returned_at = now_s()
-                        self._quick_until = self._returned_at + QUICK_S if found else float("-inf")
-                        self._needs_undo = False
-                        return found
-                    if self._is_blocked:
-                        time.sleep(min(FULL_PAUSE_S, max(0.0, until - now_s())))
-            except BaseException:
+            until = now_s() + timeout
+            while True:
                 try:
-                    self.undo()
+                    return self._receive_until(until, max_messages, result_of, lease_s, gather_s)
                 except KmqError as error:
-                    logger.warning("%s; the next receive retries", error, extra={"action": "give_back_failed"})
-                raise
+                    if not error.retriable:
+                        raise
+                    level = logging.WARNING if self._retry_log_limit.allows() else logging.DEBUG
+                    logger.log(level, "cannot receive, trying again: %s", error, extra={"action": "receive_failed"})
+                if now_s() >= until:
+                    return result_of(Batch())
+                time.sleep(min(RETRY_PAUSE_S, max(0.0, until - now_s())))
+
+    def _receive_until(
+        self,
+        until: float,
+        max_messages: int,
+        result_of: Callable[[Batch], Result],
+        lease_s: float | None,
+        gather_s: float,
+    ) -> Result:
+        if self._needs_undo:
+            self.undo()
+        # The caller has the messages of the last call, so `undo` must not release them.
+        self._returning = Batch()
+        self._quick_calls = self._quick_calls + 1 if now_s() <= self._quick_until else 0
+        try:
+            self._needs_undo = True
+            while True:
+                found = result_of(self._next(max_messages, until, lease_s, gather_s))
+                # A batch may have no messages: its records were skipped, deferred or expired.
+                if found or now_s() >= until:
+                    self._returned_at = now_s()
+                    self._quick_until = self._returned_at + QUICK_S if found else float("-inf")
+                    self._needs_undo = False
+                    return found
+                if self._is_blocked:
+                    time.sleep(min(FULL_PAUSE_S, max(0.0, until - now_s())))
+        except BaseException:
+            with contextlib.suppress(KmqError):  # the next attempt begins with it
+                self.undo()
+            raise
 
     def undo(self) -> None:
         """Undo the fetch of every message that was not returned. After an error the next call tries again."""

@@ -64,9 +64,6 @@ POLL_S = 0.1
 ROOM_PAUSE_S = 0.002
 """Pause while there is no room: far shorter than the work in a window, and without noticeable CPU load."""
 
-RETRY_PAUSE_S = 0.5
-"""Pause after a retriable error of a receive."""
-
 WINDOW_S = 0.1
 """Waiting work in seconds, at the handlers' rate: many broker round trips, but too short for a person to notice."""
 
@@ -326,16 +323,10 @@ class Worker:
             self._say_if_stuck()
             return
         self._taken_at_s = time.monotonic()  # there is room: nothing waits too long yet
-        try:
-            if self._batch is None:
-                self._handler_queue.put(self._pipeline.receive(min(wanted, MAX_FETCH), POLL_S, Batch._to_messages))
-            elif batch := self._pipeline.receive(self._batch, POLL_S, _itself, gather_s=self._batch_wait_s):
-                self._handler_queue.put([batch])
-        except KmqError as error:
-            if not error.retriable:
-                raise
-            logger.warning("receive failed, retrying: %s", error, extra={"action": "receive_failed"})
-            self._stopping.wait(RETRY_PAUSE_S)
+        if self._batch is None:
+            self._handler_queue.put(self._pipeline.receive(min(wanted, MAX_FETCH), POLL_S, Batch._to_messages))
+        elif batch := self._pipeline.receive(self._batch, POLL_S, _itself, gather_s=self._batch_wait_s):
+            self._handler_queue.put([batch])
 
     def _wanted(self) -> int:
         """Return how many messages, or batches, may be received now; 0 until half of the window is free."""

@@ -257,14 +257,7 @@ class _Consumer(Consumer):
 
     def __next__(self) -> _Proxy | None:
         if not self._waiting:
-            try:
-                self._waiting.extend(self._consumer.receive(self._prefetch, timeout=self._timeout_s))
-            except KafkaClientError as error:
-                if not error.retriable:
-                    raise
-                # dramatiq would close the consumer, and so release what its workers are working on.
-                logger.warning("%s", error, extra={"action": "receive_failed"})
-                time.sleep(self._timeout_s)
+            self._waiting.extend(self._consumer.receive(self._prefetch, timeout=self._timeout_s))
         while self._waiting:
             delivery = self._waiting.popleft()
             try:

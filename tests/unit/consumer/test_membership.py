@@ -1,4 +1,4 @@
-"""A client without a broker; what needs one is tried in tests/kafka/consumer/test_lost_coordinator.py."""
+"""A client without a broker; what needs one is tried in tests/kafka/consumer/test_unanswered.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that reaches its broker, but no longer the coordinator of its group: the consumer replaces it."""
+"""A client that reaches its broker, and gets no answer to some of its requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from faults.proxy import Connection, Proxy
-from kmq_spark.consumer import membership
+from kmq_spark.consumer import history, membership
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import create_queue_topics
@@ -26,29 +26,30 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.kafka
 
-FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP = 10, 12, 11
+PRODUCE, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = 0, 9, 10, 11, 12
 """Request types of Kafka's protocol (`api_key`)."""
 
+COORDINATOR = frozenset({FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP})
 
-class CoordinatorProxy(Proxy):
-    """A proxy that can end each connection on which a client asks for, or talks to, the coordinator of its group."""
 
-    hides_coordinator = False
+class SilentProxy(Proxy):
+    """A proxy that ends each connection on which a request of a type in `unanswered` is sent."""
+
+    unanswered: frozenset[int] = frozenset()
 
     def _request(self, connection: Connection, request: bytes) -> bytes:
-        is_hidden = self.hides_coordinator and int.from_bytes(request[:2]) in {FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP}
-        return b"" if is_hidden else super()._request(connection, request)
+        return b"" if int.from_bytes(request[:2]) in self.unanswered else super()._request(connection, request)
 
 
 @pytest.fixture(scope="module")
-def proxy() -> Iterator[CoordinatorProxy]:
+def proxy() -> Iterator[SilentProxy]:
     """A proxy before a port without a broker yet."""
-    with contextlib.closing(CoordinatorProxy(free_port())) as proxy:
+    with contextlib.closing(SilentProxy(free_port())) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
-def far_queue(proxy: CoordinatorProxy) -> Iterator[Queue]:
+def far_queue(proxy: SilentProxy) -> Iterator[Queue]:
     """A queue whose broker is reached through the proxy."""
     names_itself = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
     with EmbeddedBroker(None, proxy.target, names_itself, environment=quick_java()):
@@ -58,7 +59,7 @@ def far_queue(proxy: CoordinatorProxy) -> Iterator[Queue]:
 
 def test_client_without_coordinator_is_replaced(
     far_queue: Queue,
-    proxy: CoordinatorProxy,
+    proxy: SilentProxy,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -74,9 +75,9 @@ def test_client_without_coordinator_is_replaced(
 
         far_queue.send("before")
         received = receive_all(consumer, 1)
-        proxy.hides_coordinator = True
+        proxy.unanswered = COORDINATOR
         assert wait_until(has_replaced)
-        proxy.hides_coordinator = False
+        proxy.unanswered = frozenset()
         far_queue.send("after")
 
         def has_received() -> bool:
@@ -96,20 +97,51 @@ def test_client_without_coordinator_is_replaced(
         assert wait_until(lambda: not [each for each in threading.enumerate() if "replaced" in each.name])
 
 
-def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(
-    far_queue: Queue, proxy: CoordinatorProxy
+@pytest.mark.parametrize("request_type", [OFFSET_FETCH, PRODUCE])
+def test_receive_waits_for_an_answer_that_comes_late(
+    far_queue: Queue,
+    proxy: SilentProxy,
+    request_type: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A loop around `receive` goes on, as one of `run` does. Nothing is lost, and nothing comes twice."""
+    monkeypatch.setattr(history, "TIMEOUT_S", 1.0)
+    values = [f"{request_type}", f"{request_type} again"]
+    far_queue.send(*values)
+    with consumer_of(far_queue, lease=2) as consumer:
+
+        def warnings() -> int:
+            return sum(getattr(record, "action", "") == "receive_failed" for record in caplog.records)
+
+        def has_warned() -> bool:
+            assert consumer.receive(10, timeout=0.2) == []
+            return warnings() > 0
+
+        proxy.unanswered = frozenset({request_type})
+        assert wait_until(has_warned)
+        assert consumer.receive(10, timeout=3.0) == []  # tries more than once, and is silent for a minute
+        assert warnings() == 1
+        proxy.unanswered = frozenset()
+        received = receive_all(consumer, len(values))
+        assert [(each.value, each.delivery_count) for each in received] == [(each.encode(), 1) for each in values]
+        assert consumer.receive(10, timeout=1.0) == []
+        for message in received:
+            message.ack()
+
+
+def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(far_queue: Queue, proxy: SilentProxy) -> None:
     """After `OFFSETS_WAIT_S`, not after `timeout`: the call may never return, and redelivery waits for it."""
     group = f"offsets-{far_queue.name}"
     config = transactional_producer_config(far_queue.bootstrap_servers, group, group, None)
     member = Consumer(reader_config(far_queue.bootstrap_servers, group))
     positions = [TopicPartition(far_queue.name, 0, 7)]
     producer = TransactionalProducer(config, 60)
-    proxy.hides_coordinator = True
+    proxy.unanswered = COORDINATOR
     with pytest.raises(KafkaClientError, match="got no answer within 5 s") as raised:
         producer.run(lambda: None, positions, member.consumer_group_metadata())
     assert (raised.value.retriable, producer.has_ended) == (True, True)
-    proxy.hides_coordinator = False
+    proxy.unanswered = frozenset()
     again = TransactionalProducer(config, 60)
     again.run(lambda: None, positions, member.consumer_group_metadata())
     assert [place.offset for place in member.committed(positions, timeout=10)] == [7]
