@@ -156,10 +156,11 @@ class Fetcher:
         return is_confirmed
 
     def _wait_until_confirmed(self, batch: StartedBatch, timeout: float) -> bool:
-        """Serve the commit callback until the response has arrived. Records that arrive go to the buffer."""
+        """Serve the commit callback until the group has the offsets. Records that arrive go to the buffer."""
         until = time.monotonic() + timeout
         # A rebalance may drop partitions of the batch meanwhile.
         while not (is_confirmed := self.offsets.are_confirmed(batch.next_offsets)) and time.monotonic() < until:
+            self.offsets.send_if_due(self.client)  # again, if the group has refused it
             self._poll(POLL_S)
         return is_confirmed
 
