@@ -63,6 +63,7 @@ def demo(
     Without --bootstrap-server it starts an embedded broker. The last line is a JSON object; exit code 1 if anything is
     lost or redelivered too early.
     """
+    import kmq_spark.spark.queries  # noqa: F401  # without Spark, end here: the tracker would say it only in its log
     from kmq_spark.demo.narrator import Demo
 
     set_up_logs("WARNING")

@@ -28,6 +28,7 @@ main()
     ("module", "command", "extra"),
     [
         ("typer", ["--help"], "cli"),
+        ("pyspark", ["demo"], "spark"),
         ("duckdb", ["ledger", "show", "deliveries"], "ledger"),
         ("watchfiles", ["worker", "shop:handle", "orders", "--reload"], "worker"),
     ],
