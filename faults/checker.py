@@ -517,7 +517,9 @@ def _miscounts(evidence: Evidence, log: Sequence[LoggedMarker], reported: Report
 
 def _process_faults(evidence: Evidence, process: Process) -> Iterator[Violation]:
     """I9, I13: yield where a process ended by itself, or with an error, or took too much."""
-    name, last = process.name, (process.log.strip().splitlines() or [""])[-1]
+    name, lines = process.name, process.log.strip().splitlines() or [""]
+    # Of `kmq` its last line counts: Spark may log after it that its tasks were interrupted.
+    last = next((line for line in reversed(lines) if line.startswith("kmq: ")), lines[-1])
     trackers = sum(each.kind == TRACKER for each in evidence.processes)
     is_fenced = process.kind == TRACKER and trackers > 1 and (FENCED in last or CONCURRENT in process.log.lower())
     if process.exit_code is None or process.is_hung:

@@ -257,8 +257,8 @@ class _Refetches:
     """
     I4: messages that were started, and started again.
 
-    That is right where the consumer that had started one before could not commit its position: it was killed or torn by
-    an exception, or it or the broker was away, and that between the two STARTs; or another worker has just come or
+    That is right where the consumer that had started one before could not commit its position: it was killed, got no
+    answer in time, or it or the broker was away, and that between the two STARTs; or another worker has just come or
     gone, or something has just come back, since a commit of an older generation is refused, once. A consumer that was
     asked to end commits before it leaves. For each cause it is no more than that consumer had started within a second:
     a commit follows each START.
@@ -278,17 +278,24 @@ class _Refetches:
         for event in evidence.events:
             if event["event"] in {"began", "ended"}:
                 self._changes.append((evidence.true_ms(event), hands.process_of(event)))
-            elif event["event"] == "interrupted":
-                at_ms = evidence.true_ms(event)
-                self._causes[hands.process_of(event)].append(Interval(at_ms - EDGE_MS, at_ms + EDGE_MS))
         self._changes.sort()
         starts = hands.starts()
         self.found = [(message, *each) for message, found in starts.items() for each in pairwise(found)]
+        for event in evidence.events:
+            if event["event"] == "not_received":
+                self._note_not_received(hands.process_of(event), evidence.true_ms(event))
         self._written: defaultdict[str, list[int]] = defaultdict(list)
         for found in starts.values():
             for pid, at_ms in found:
                 self._written[pid].append(at_ms)
         self.by_change = 0
+
+    def _note_not_received(self, pid: str, at_ms: int) -> None:
+        """Note a START that was given up, and may be written after that. What started nothing again is no cause."""
+        cause = Interval(at_ms - EDGE_MS, at_ms + round(COMMIT_MS * self._bounds.patience))
+        own = ((before_ms, again_ms) for _, (by, before_ms), (_, again_ms) in self.found if by == pid)
+        if any(cause.begin_ms <= again_ms and cause.end_ms >= before_ms for before_ms, again_ms in own):
+            self._causes[pid].append(cause)
 
     def faults(self) -> Iterator[Violation]:
         """Yield what has no cause, and what is more than its cause allows."""

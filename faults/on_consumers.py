@@ -34,7 +34,7 @@ POISON, WARM_UP = 0.2, 20
 GOOD_RATE, RATE_S, GOOD_SHARE = 60.0, 12.0, 0.8
 """F22: good messages a second that are sent; for how long; the share of the calm rate that they must keep."""
 
-KILLERS, KILLERS_TIMEOUT_S = 0.01, 120.0
+KILLS_EVERY, KILLERS_TIMEOUT_S = 100, 120.0
 SLOTS = 2
 """Victims at a time."""
 
@@ -231,7 +231,7 @@ def poisoned(campaign: Campaign) -> Stage:
 
 def murdered(campaign: Campaign) -> Stage:
     """F22: messages that kill the process that handles them end as dead letters, and hold up no other message."""
-    stage = Stage(campaign, "f22-killers", max_deliveries=4, isolate_after=2, killers=KILLERS, **CALM)
+    stage = Stage(campaign, "f22-killers", max_deliveries=4, isolate_after=2, kills_every=KILLS_EVERY, **CALM)
     stage.tracked()
     stage.send(rate=0, count=campaign.times(400, least=200)).join()
     give_up_s, killers = time.monotonic() + KILLERS_TIMEOUT_S * stage.patience, set[str]()

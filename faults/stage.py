@@ -318,7 +318,7 @@ class Stage(Judged):
             sender.stop()
         work_ms = min(self.profile.work_ms, DRAIN_WORK_MS)
         idle: dict[str, Any] = {"mode": "run", "keep_alive": True, "slow": 0.0, "forgotten": 0.0}
-        idle |= {"killers": 0.0, "work_ms": work_ms}
+        idle |= {"kills_every": 0, "work_ms": work_ms}
         for queue in sorted(set(self.logical_queues) - {child.logical_queue for child in survivors}):
             for _ in range(workers):
                 self.worker("drain", logical_queue=queue, **idle)

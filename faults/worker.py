@@ -23,7 +23,7 @@ from faults.events import EventFile
 from faults.hands import PROCESS, TRANSACTION
 from faults.topics import results_of
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.errors import BatchFailed, KmqError, LeaseLostError
+from kmq_spark.errors import BatchFailed, KmqError, LeaseLostError, TransactionError
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.batch import Batch
@@ -60,8 +60,9 @@ class Profile:
     slow: float = 0.002
     """Shares of deliveries whose handler raises, rejects, or takes 1.5 leases."""
     poison: float = 0.001
-    killers: float = 0.0
-    """Shares of messages whose handler raises, or kills its process, at every delivery."""
+    """Share of messages whose handler raises at every delivery."""
+    kills_every: int = 0
+    """Of so many messages of a sender, one kills the process that handles it, at every delivery; 0: none."""
     forgotten: float = 0.0
     """Share of deliveries that `receive` never settles."""
     isolate_after: int = 0
@@ -83,6 +84,7 @@ class Work:
 
     def __init__(self, profile: Profile, events: EventFile) -> None:
         self._profile, self._events = profile, events
+        self._most = min(profile.size, profile.max_in_flight)
         self._random = random.Random(profile.seed)  # noqa: S311  # repeatable
         self.is_stopping = False
 
@@ -93,7 +95,7 @@ class Work:
         choice = random.Random(f"{profile.seed}:{note['id']}:{message.delivery_count}").random()  # noqa: S311  # as above
         fate = random.Random(f"{profile.seed}:{note['id']}").random()  # noqa: S311  # as above
         time.sleep(profile.work_ms / 1000)
-        if fate > 1 - profile.killers:
+        if profile.kills_every and int(note["id"].rpartition("-")[2]) % profile.kills_every == profile.kills_every // 2:
             self._events.write("killed", **note)
             os.kill(os.getpid(), signal.SIGKILL)
         if fate < profile.poison or choice < profile.raised:
@@ -122,7 +124,7 @@ class Work:
     def receive(self, consumer: QueueConsumer) -> None:
         """Settle most messages and forget some."""
         while not self.is_stopping:
-            for message in self._received(consumer):
+            for message in consumer.receive(self._most, timeout=0.2):
                 self._events.write("delivered", **_note(message))
                 if not message.is_settled and self._random.random() >= self._profile.forgotten:
                     self._events.write("handled", **_note(message))
@@ -136,7 +138,7 @@ class Work:
         """Write a result for each message, and ack them together."""
         results, headers = results_of(self._profile.queue), {PROCESS: str(os.getpid())}
         while not self.is_stopping:
-            held = self._received(consumer)
+            held = consumer.receive(self._most, timeout=0.2)
             self._note_done(held)
             time.sleep(self._profile.work_ms / 1000)
             try:
@@ -146,7 +148,9 @@ class Work:
                             tx.send(results, message.value, key=message.id.text, headers=headers)
                             tx.ack(message)
             except KmqError as error:
-                if not (error.retriable or isinstance(error, LeaseLostError)):
+                # Of an unknown outcome the tracker decides: it redelivers what was not committed.
+                is_unknown = isinstance(error, TransactionError) and not error.nothing_written
+                if not (error.retriable or is_unknown or isinstance(error, LeaseLostError)):
                     raise
                 logging.getLogger(__name__).warning("a transaction failed, its messages come again: %s", error)
                 for message in held:
@@ -159,25 +163,18 @@ class Work:
             self._events.write("delivered", **_note(message))
             self._events.write("handled", **_note(message))
 
-    def _received(self, consumer: QueueConsumer) -> list[Message]:
-        """Receive once; what passes by itself, as a broker that restarts does, is tried again."""
-        try:
-            return consumer.receive(min(self._profile.size, self._profile.max_in_flight), timeout=0.2)
-        except KmqError as error:
-            if not error.retriable:
-                raise
-            logging.getLogger(__name__).warning("receive failed, retrying: %s", error)
-            time.sleep(0.2)
-            return []
-
 
 def _note(message: Message) -> dict[str, Any]:
     name = (message.value or b"").partition(b"|")[0].decode()
     return {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
 
 
-class ResendEvents(logging.Handler):
-    """Notes that the consumer sends markers again because the broker did not confirm them."""
+NOTED = {"markers_resent": "resent", "receive_failed": "not_received"}
+"""Our event for what the consumer logs when an answer of the broker does not come in time."""
+
+
+class LogEvents(logging.Handler):
+    """Notes that the consumer sends markers again, or fetches messages again."""
 
     def __init__(self, events: EventFile) -> None:
         super().__init__()
@@ -185,8 +182,8 @@ class ResendEvents(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note it; called with each log line of the consumer."""
-        if getattr(record, "action", "") == "markers_resent":
-            self._events.write("resent")
+        if noted := NOTED.get(getattr(record, "action", "")):
+            self._events.write(noted)
 
 
 def main(text: str) -> None:
@@ -196,7 +193,8 @@ def main(text: str) -> None:
     for handles in ("handling", "worker"):  # handlers raise on purpose
         logging.getLogger(f"kmq_spark.consumer.{handles}").setLevel(logging.CRITICAL)
     events = EventFile.of_this_process()
-    logging.getLogger().addHandler(ResendEvents(events))
+    logging.getLogger().addHandler(LogEvents(events))
+    logging.getLogger("kmq_spark.consumer.pipeline").setLevel(logging.DEBUG)  # each failure, and not one a minute
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,

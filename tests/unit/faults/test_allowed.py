@@ -186,6 +186,29 @@ def test_rules_where_the_end_lies_say_what_becomes_of_an_expired_message() -> No
     assert story.verdict().violations == []
 
 
+def test_message_whose_start_the_broker_confirmed_too_late_is_fetched_again() -> None:
+    """No fault was active: the machine was busy, and the consumer says that it gave the START up."""
+    story = Story()
+    story.fetch_again(at_ms=40_000)
+    assert {one.invariant for one in story.verdict().violations} == {"I4"}
+    story.events.append(event("not_received", 39_000, actor="other-78"))
+    assert {one.invariant for one in story.verdict().violations} == {"I4"}
+    story.events.append(event("not_received", 39_000))
+    assert story.verdict().violations == []
+
+
+def test_late_answers_excuse_only_what_was_started_again_after_them() -> None:
+    """60 messages were started, one a second, and started again. Of 61 late answers only one came in between."""
+    story = Story()
+    for number in range(60):
+        story.add(20 + number, 11_800)
+        story.append(start(20 + number, 12_000 + 1_000 * number), end(20 + number, 12_100 + 1_000 * number))
+    story.events += [event("not_received", at_ms) for at_ms in (*range(3_000, 3_060), 79_000)]
+    for number in range(60):
+        story.fetch_again(20 + number, at_ms=80_000 + 1_000 * number)
+    assert "I4" in {one.invariant for one in story.verdict().violations}
+
+
 def test_injector_may_write_an_expired_end_of_the_tracker_again() -> None:
     """A part of the log twice, as F9 writes it: no tracker decided the second END."""
     story = Story()
@@ -204,7 +227,8 @@ def test_killed_worker_and_fenced_tracker_may_end_with_an_error() -> None:
     """A worker that was killed, and a tracker that a newer one has fenced."""
     story = Story()
     killed = Process(WORKER, "victim", 137, is_ended_by_us=True)
-    fenced = Process(TRACKER, "tracker-2", 1, log="tracker b of q has taken over\n")
+    said = "kmq: tracker b of q has taken over\njava.lang.InterruptedException: null\n"
+    fenced = Process(TRACKER, "tracker-2", 1, log=said)
     story.processes += [killed, fenced]
     assert story.verdict().violations == []
 
