@@ -10,8 +10,8 @@ import pytest
 
 from kmq_spark.coordination import Claim, Coordinator
 
-T = 1_000
-"""Heartbeat interval of the groups, milliseconds."""
+T = 5_000
+"""Heartbeat interval of the groups, milliseconds: a claim is over where a member stands still for that long."""
 
 _numbers = itertools.count()
 

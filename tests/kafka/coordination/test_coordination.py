@@ -16,7 +16,7 @@ from kmq_spark.core.coordination.effects import Change, Effect
 from kmq_spark.core.coordination.leader import Candidate, sticky_balanced
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, MalformedRecordError, UsageError
 from tests.kafka.conftest import wait_until
-from tests.kafka.coordination.conftest import Make, T, held
+from tests.kafka.coordination.conftest import Make, held
 from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
@@ -71,14 +71,12 @@ def test_messages_are_claimed_before_they_are_handed_out(make: Make) -> None:
 
 def test_second_instance_is_refused_and_fast_reclaim_takes_over(make: Make) -> None:
     """The first one ends with an error that says why."""
-    # A heartbeat that a busy machine does not miss: the claim must stand until it is taken over.
-    heartbeat = 5 * T / 1000
-    first = make("a", heartbeat=heartbeat)
+    first = make("a")
     claim = held(first.claim("r"))
-    second = make("a", begin="", heartbeat=heartbeat)
+    second = make("a", begin="")
     with pytest.raises(UsageError, match=r"cannot join group 'group-.*' as 'a': client_id_in_use; use one client id"):
         second.join(3)
-    taken = held(make("a", fast_reclaim=True, heartbeat=heartbeat).claims["r"])
+    taken = held(make("a", fast_reclaim=True).claims["r"])
     assert taken.epoch > claim.epoch
     assert wait_until(lambda: first.failure is not None)
     assert not claim.is_held
@@ -177,21 +175,21 @@ def test_task_that_outlasts_the_stop_keeps_its_claim_when_its_member_is_closed(m
 
 def test_functions_of_the_user_cost_no_claim(make: Make) -> None:
     """`assign` and `condition` take longer than T, or raise; heartbeats go on, and the tasks are assigned at last."""
-    calls: list[str] = []
+    heartbeat_s, calls = 2.0, list[str]()
 
     def assign(tasks: Sequence[str], members: Sequence[Candidate], current: Mapping[str, str]) -> Mapping[str, str]:
         calls.append("assign")
         if len(calls) == 1:
             message = "of the user"
             raise RuntimeError(message)
-        time.sleep(2.5 * T / 1000)
+        time.sleep(2.5 * heartbeat_s)
         return sticky_balanced(tasks, members, current)
 
     def is_assigned(view: GroupView) -> bool:
-        time.sleep(1.5 * T / 1000)
+        time.sleep(1.5 * heartbeat_s)
         return view.tasks["t"].client_id == "a"
 
-    member = make("a", assign=assign)
+    member = make("a", assign=assign, heartbeat=heartbeat_s)
     claim = held(member.claim("r"))
     member.add_task("t")
     assert member.wait_for(is_assigned, COMES_S)

@@ -18,8 +18,8 @@ from tests.limits import COMES_S
 if TYPE_CHECKING:
     from typing import Self
 
-T = 500
-"""Interval of heartbeats, milliseconds."""
+T_S = 5.0
+"""Interval of heartbeats, seconds: a claim is over where a loaded machine stands still for that long."""
 
 LOOK_S = 0.02
 
@@ -60,8 +60,8 @@ class NotingTracker:
             self.ended_s = time.monotonic()
 
     def stop(self) -> None:
-        """Note that it is to end."""
-        self.is_asked_to_stop = True
+        """Note that it is to end, unless it has been fenced: the fleet may not have seen that yet."""
+        self.is_asked_to_stop |= not self._stopping.is_set()
         self._stopping.set()
 
     def fence(self) -> None:
@@ -174,7 +174,7 @@ class Fleet:
             {
                 "kafka": {"bootstrap_servers": self.servers},
                 "tracker": {
-                    "queues": queues, "fleet": self.name, "fleet_member": member, "fleet_heartbeat": T / 1000,
+                    "queues": queues, "fleet": self.name, "fleet_member": member, "fleet_heartbeat": T_S,
                     "coordination_topic": self.topic, **tracker,
                 },
             },

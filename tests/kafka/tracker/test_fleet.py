@@ -6,6 +6,7 @@ The trackers of most tests here are threads that note when they ran. Spark's tra
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.tracker import fleet as fleet_module
 from tests.kafka.conftest import wait_until
-from tests.kafka.tracker.noting_fleet import Fleet, NotingTracker, T
+from tests.kafka.tracker.noting_fleet import Fleet, NotingTracker
 from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
@@ -64,7 +65,7 @@ def test_queues_are_handed_over_one_after_the_other(fleet: Fleet) -> None:
     assert wait_until(lambda: len(second.running()) == 1)
     (moved,) = second.running()
     assert wait_until(lambda: sum(task.client_id == "b" for task in first.fleet.view().tasks.values()) == 2)
-    time.sleep(4 * T / 1000)
+    time.sleep(2)
     assert second.running() == [moved]
     assert set(first.running()) == set(queues) - {moved}
     second.tracker(moved).is_ready = True
@@ -122,17 +123,20 @@ def test_last_process_ends_without_a_successor(fleet: Fleet) -> None:
 
 
 def test_tracker_that_no_successor_fences_is_stopped_after_a_while(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
+    """Before its process ends, which would stop it too."""
+    caplog.set_level(logging.INFO, logger="kmq_spark.tracker.fleet")
+    monkeypatch.setattr(fleet_module, "HAND_OVER_S", 3.0)
     first = fleet.process("a", "orders")
     assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
     first.fleet.stop()
     assert wait_until(lambda: standby.running() == ["orders"])
-    assert first.running() == ["orders"]
     assert wait_until(lambda: first.running() == [])
     assert first.tracker("orders").is_asked_to_stop
+    assert first.tracker("orders").ended_s > standby.tracker("orders").began_s
+    assert "stopping the tracker of orders: no successor has fenced it" in caplog.text
     assert first.wait_end() is None
 
 
@@ -143,7 +147,7 @@ def test_tracker_is_stopped_when_its_successor_is_ready(fleet: Fleet) -> None:
     standby = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
     first.fleet.stop()
     assert wait_until(lambda: standby.running() == ["orders"])
-    time.sleep(2 * T / 1000)
+    time.sleep(1)
     assert not first.tracker("orders").is_asked_to_stop
     standby.tracker("orders").is_ready = True
     assert wait_until(lambda: first.tracker("orders").is_asked_to_stop)
@@ -184,7 +188,8 @@ def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_q
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its claim is over after T, and its tracker runs on; it claims again when the log can be read again."""
-    only = fleet.process("a", "orders")
+    heartbeat_s = 0.5
+    only = fleet.process("a", "orders", fleet_heartbeat=heartbeat_s)
     assert wait_until(lambda: only.running() == ["orders"])
     session = only.fleet._coordinator._session
     assert session is not None
@@ -199,7 +204,7 @@ def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_q
     monkeypatch.setattr(channel, "read", read_nothing)
     monkeypatch.setattr(channel, "write", lambda _value: None)
     assert wait_until(lambda: not held.is_held)
-    time.sleep(3 * T / 1000)
+    time.sleep(3 * heartbeat_s)
     assert only.running() == ["orders"]
     monkeypatch.setattr(channel, "read", read)
     monkeypatch.setattr(channel, "write", write)
