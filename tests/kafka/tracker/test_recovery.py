@@ -75,13 +75,19 @@ def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
     assert list((stage.folder / "checkpoint").glob(f"{stage.queue}.damaged-*"))
 
 
-@pytest.mark.slow  # two failures, each with its pause
-@pytest.mark.parametrize("file_system", ["file:", "viewfs://recovery"], ids=["local", "viewfs"])
-def test_checkpoint_that_cannot_be_read_is_put_aside_and_the_state_is_rebuilt(stage: Stage, file_system: str) -> None:
-    """Damaged, or of another version: no step is needed, and messages in flight stay in flight."""
+def mounted(stage: Stage) -> str:
+    """Return a URL of the folder of the stage for which we set no checkpoint file manager."""
     hadoop: Any = stage.spark.sparkContext._jsc.hadoopConfiguration()
-    hadoop.set(f"fs.viewfs.mounttable.recovery.link.{stage.folder}", f"file:{stage.folder}")
-    checkpoint_dir = f"{file_system}{stage.folder}/checkpoint"
+    table = stage.folder.name.replace("_", "-")  # its own: Hadoop reads a mount table once
+    hadoop.set(f"fs.viewfs.mounttable.{table}.link.{stage.folder}", f"file:{stage.folder}")
+    return f"viewfs://{table}{stage.folder}"
+
+
+@pytest.mark.slow  # two failures, each with its pause
+@pytest.mark.parametrize("scheme", ["file", "viewfs"])
+def test_checkpoint_that_cannot_be_read_is_put_aside_and_the_state_is_rebuilt(stage: Stage, scheme: str) -> None:
+    """Damaged, or of another version: no step is needed, and messages in flight stay in flight."""
+    checkpoint_dir = f"{mounted(stage) if scheme == 'viewfs' else f'file:{stage.folder}'}/checkpoint"
     with stage.consumer(lease=3600) as consumer:
         with stage.tracking(checkpoint_dir=checkpoint_dir) as tracker:
             stage.send("held")
@@ -96,6 +102,29 @@ def test_checkpoint_that_cannot_be_read_is_put_aside_and_the_state_is_rebuilt(st
             consumer.flush()
     assert (again.value, again.delivery_count) == (b"held", 2)
     assert (stage.folder / "checkpoint" / f"{stage.queue}.damaged-1" / "state").is_dir()
+
+
+@pytest.mark.slow  # five failures, each with its pause
+def test_good_checkpoint_is_put_aside_once_however_often_the_tracker_fails(stage: Stage) -> None:
+    """What fails again and again, here by a setting of somebody else, is no damage of the checkpoint."""
+    checkpoint_dir = f"{mounted(stage)}/checkpoint"
+    of_others = "spark.sql.streaming.checkpointFileManagerClass"
+    settings = stage.settings(checkpoint_dir=checkpoint_dir, restart_limit=4)
+    with stage.consumer(lease=3600) as consumer:
+        with stage.tracking(checkpoint_dir=checkpoint_dir):
+            stage.send("held")
+            (held,) = receive_all(consumer, 1)
+        stage.spark.conf.set(of_others, "no.such.Manager")
+        try:
+            with pytest.raises(KmqError, match=r"no\.such\.Manager"):
+                QueueTracker(stage.spark, stage.queue, settings).run()
+        finally:
+            stage.spark.conf.unset(of_others)
+        with stage.tracking(checkpoint_dir=checkpoint_dir):
+            held.release()
+            (again,) = receive_all(consumer, 1, ack=True)
+    assert (again.value, again.delivery_count) == (b"held", 2)
+    assert len(list((stage.folder / "checkpoint").glob("*.damaged-*"))) == 1
 
 
 def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_with_a_new_one(
