@@ -131,6 +131,13 @@ def test_cluster_has_what_the_package_needs_and_no_spark_of_our_own(job: str) ->
     assert cluster_of(job)["data_security_mode"] == "SINGLE_USER"
 
 
+def test_production_has_one_copy_in_a_folder_of_its_own() -> None:
+    """`databricks bundle deploy` refuses production mode without `root_path`."""
+    target = BUNDLE["targets"]["prod"]
+    assert target["mode"] == "production"
+    assert target["workspace"]["root_path"].startswith("/Workspace/Users/${workspace.current_user.userName}/")
+
+
 def test_no_secret_is_written() -> None:
     for word in ("password=", "token=", "sasl.jaas", "https://"):
         assert word not in TEXT
