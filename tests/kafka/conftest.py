@@ -115,11 +115,11 @@ def covered(*markers: Marker) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = COMES_S) -> bool:
-    """Wait for a condition."""
+    """Wait for a condition. Its first yes counts: asked again, another broker may not have the answer yet."""
     until = time.monotonic() + timeout
-    while not condition() and time.monotonic() < until:
+    while not (holds := condition()) and time.monotonic() < until:
         time.sleep(0.02)
-    return condition()
+    return holds
 
 
 def settings_of(queue: Queue, **tracker: object) -> Settings:

@@ -180,7 +180,8 @@ def test_batches_are_inserted_once_though_a_worker_is_killed_before_its_ack(queu
     assert len(rows_of(database)) > 0
     with tracked(queue), running(log, "batches_to_sqlite.py", *places) as second:
         assert wait_until(lambda: rows_of(database) == sorted(orders) and len(ended(queue)) > len(orders))
-    counts = [line.split() for line in second.lines]
+    # A machine that is busy makes the handler slow, and the consumer then warns that it has no room.
+    counts = [line.split() for line in second.lines if line.endswith("were new")]
     assert sum(int(new) for new, *_ in counts) == 2_000 < sum(int(whole) for _, _, whole, *_ in counts)
 
 
