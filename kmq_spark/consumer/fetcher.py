@@ -137,7 +137,7 @@ class Fetcher:
         Wait for the first commit of the process, and for one that follows a failed one, at most `CONFIRM_S`.
         """
         is_waited_for = within_s < COMMIT_SKIPPED_S and (self.offsets.is_failing or not self._has_confirmed)
-        self.offsets.add(batch.next_offsets, 0.0 if is_waited_for else within_s)
+        self.offsets.add(batch.next_offsets, 0.0 if is_waited_for else within_s, batch.starts_from)
         self._end_pending(batch)
         self.offsets.send_if_due(self.client)
         # Without this wait, a message that kills its process immediately would stay uncommitted. Each next process
@@ -148,7 +148,7 @@ class Fetcher:
 
     def commit_confirmed(self, batch: StartedBatch, timeout: float) -> bool:
         """Commit the offsets after a batch; return whether the group has them. If not, the batch stays in `started`."""
-        self.offsets.add(batch.next_offsets, 0.0)
+        self.offsets.add(batch.next_offsets, 0.0, batch.starts_from)
         self.offsets.send_if_due(self.client)
         is_confirmed = self._wait_until_confirmed(batch, timeout)
         if is_confirmed:
@@ -350,6 +350,7 @@ class Fetcher:
                 break  # a later batch has higher offsets; committing those would cover this batch too
             durable.append(batch)
             self.offsets.positions.update({p: at for p, at in batch.next_offsets.items() if p in gone})
+            self.offsets.starts_from.update({p: at for p, at in batch.starts_from.items() if p in gone})
         if self.offsets.send_revoked(client, gone):
             for batch in durable:
                 batch.drop(gone, is_given_back=True)

@@ -1,13 +1,17 @@
 """
-Where a consumer starts if its group has no committed offset: it is new, or its offsets have expired (KIP-211).
+What others have started behind the committed offset of a group, or where it has none: it is not started again.
 
-Kafka deletes the offsets of a group that has had no members for `offsets.retention.minutes`, and logs nothing. The
-consumer then reads the topic from its beginning. The markers show which messages were started before: these are done,
-or the tracker redelivers them.
+A consumer that is killed or removed after a START leaves messages behind the committed offset. They are done, or the
+tracker redelivers them; started again, such a message would be handled twice, and have two results. With each offset
+the group has the place in the markers topic from which on their STARTs lie.
 
-Rule 1: in each partition the consumer skips messages up to the first one that was never started.
+A group without committed offset is new, or its offsets have expired (KIP-211): Kafka deletes those of a group that has
+had no members for `offsets.retention.minutes`, and logs nothing. The consumer then reads the topic from its beginning.
+
+Rule 1: without committed offset, the consumer skips messages up to the first one that was never started.
 Rule 2: it commits no offset of the partition before that; a later start in the middle could not use the markers.
-Rule 3: if the markers have been deleted, the consumer raises an error that names the command to run.
+Rule 3: an offset that is committed in the middle of what others have started keeps its place in the markers topic.
+Rule 4: if the markers have been deleted, the consumer raises an error that names the command to run.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.consumer.admission import SKIPPED, Verdict
 from kmq_spark.consumer.offsets import OF_TOPIC
-from kmq_spark.core.markers import MarkerType, OffsetRange
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.core.ranges import join_ranges
 from kmq_spark.errors import KmqError, TopicError, WireError
 from kmq_spark.kafka.client_errors import client_error
-from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.log_reader import LogReader, read_committed
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
 from kmq_spark.kafka.topics import partition_count
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.consumer.admission import Admission
     from kmq_spark.consumer.fetcher import Fetcher
+    from kmq_spark.consumer.marker_producer import MarkerProducer
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 logger = logging.getLogger(__name__)
@@ -58,14 +63,30 @@ class History:
     """`unproven`: partitions without a committed offset in which no message was found yet that was never started."""
 
     def __init__(
-        self, group: str, topics: QueueTopics, bootstrap_servers: str, extra: Mapping[str, str] | None
+        self,
+        group: str,
+        topics: QueueTopics,
+        bootstrap_servers: str,
+        extra: Mapping[str, str] | None,
+        *,
+        markers: MarkerProducer,
+        consumer_id: str,
     ) -> None:
         self.unproven: set[int] = set()
+        self._markers = markers
+        self._consumer_id = consumer_id
+        # What others have started behind the committed offset, by queue partition: ascending, without overlaps.
+        self._behind: dict[int, list[OffsetRange]] = {}
+        # The same, and what was in `unproven`, where a batch has passed it.
+        self._passed: dict[int, list[OffsetRange]] = {}
+        self._proven: set[int] = set()
         self._group = group
         self._topics = topics
         self._servers = bootstrap_servers
         self._extra = extra
         self._ends: dict[int, int] = {}
+        # The first message that was never started, by queue partition, where it is known.
+        self._new_from: dict[int, int] = {}
         self._since_ms = self._read_from_ms = float("inf")
         self._is_complete = True
         # The STARTs that were read: append time, queue partition, what they cover.
@@ -73,18 +94,24 @@ class History:
         # What was started, by queue partition: ascending, without overlaps.
         self._started: dict[int, list[OffsetRange]] = {}
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether records must pass `without_started`."""
+        return bool(self.unproven or self._behind)
+
     def look(self, fetcher: Fetcher) -> dict[int, int]:
         """
-        Find out which newly assigned partitions have no committed offset, and empty `unchecked`.
+        Find out what was started in newly assigned partitions behind their committed offsets, and empty `unchecked`.
 
         Where the committed offset is of an earlier topic of this name, it is replaced. Return these partitions with
         the offsets from which to fetch them.
 
         Raises:
             TopicError: The topic is not the one that this consumer has read until now.
+            KafkaClientError: The markers cannot be written or read.
         """
         topic, partitions = self._topics.queue_topic, fetcher.unchecked
-        self.unproven -= partitions
+        self._forget(partitions)
         metadata = self._metadata(fetcher.offsets.metadata)
         fetcher.offsets.metadata = metadata
         try:
@@ -94,6 +121,9 @@ class History:
             missing = {each.partition for each in found if each.offset < 0}
             begun = self._begin(missing | other) if missing | other else {}
             first = {each: begun[each] for each in other}
+            ends = self._markers.append_own([each.partition for each in found], self._consumer_id, TIMEOUT_S)
+            known = {each.partition: each for each in found if each.partition not in missing | other}
+            fetcher.offsets.starts_from |= self._look_behind(known, ends)
             if first:
                 begins = [TopicPartition(topic, each, at, metadata) for each, at in first.items()]
                 fetcher.client.commit(offsets=begins, asynchronous=False)
@@ -106,6 +136,51 @@ class History:
             )  # fmt: skip
         partitions.clear()
         return first
+
+    def _look_behind(
+        self, committed: Mapping[int, TopicPartition], ends: Mapping[int, tuple[int, int]]
+    ) -> dict[int, int]:
+        """Read the STARTs that may be behind these offsets, up to a record of our own; return from where on."""
+        places = {each: at for each, of in committed.items() if (at := _place_in(of.metadata)) is not None}
+        found: dict[int, list[OffsetRange]] = {each: [] for each in places}
+        for record in read_committed(
+            self._reader_config,
+            self._topics.markers_topic,
+            places,
+            TIMEOUT_S,
+            starts=places,
+            ends={each: ends[each][0] + 1 for each in places},
+        ):
+            marker = _start_of(record)
+            if marker is not None and marker.queue_partition in found:
+                position = committed[marker.queue_partition].offset
+                found[marker.queue_partition] += [each for each in marker.ranges if sum(each) > position]
+        self._behind |= {each: _joined(ranges) for each, ranges in found.items() if ranges}
+        for partition in places.keys() & self._behind.keys():
+            count = sum(count for _, count in self._behind[partition])
+            logger.info(
+                "%d message(s) of partition %d of %s were started and not committed by another consumer; the tracker "
+                "redelivers those that are not done", count, partition, self._topics.queue_topic,
+                extra={"action": "started_by_others"},
+            )  # fmt: skip
+        return places
+
+    def starts_from(self, next_offsets: Mapping[int, int]) -> dict[int, int]:
+        """
+        Return from which marker on lies what will be started behind these offsets, and forget what they have passed.
+
+        To be called before the messages up to these offsets are started.
+        """
+        for partition, offset in next_offsets.items():
+            if partition in self._behind and offset >= sum(self._behind[partition][-1]):
+                self._passed[partition] = self._behind.pop(partition)
+            if partition in self.unproven and offset >= self._new_from.get(partition, offset + 1):
+                self.unproven.discard(partition)
+                self._proven.add(partition)
+        if not self.unproven:
+            self._starts.clear()
+        known = {each: self._markers.last_offset(each) for each in next_offsets.keys() - self._behind.keys()}
+        return {each: at for each, at in known.items() if at >= 0}
 
     def _metadata(self, known: str) -> str:
         topic = self._topics.queue_topic
@@ -124,16 +199,30 @@ class History:
         for index, record in enumerate(records):
             partition: Any = record.partition()
             offset: Any = record.offset()
+            if partition in self._behind and _is_in(self._behind[partition], offset):
+                found[index] = SKIPPED
             if partition not in self.unproven:
                 continue
             is_ours, end = admissions[index].verdict is not Verdict.SKIP, self._ends[partition]
+            if offset >= self._new_from.get(partition, offset + 1):
+                continue
             if is_ours and offset < end and self._is_started(partition, offset, record.timestamp()[1]):
                 found[index] = SKIPPED
             elif is_ours or offset + 1 >= end:
-                self.unproven.discard(partition)
-        if not self.unproven:
-            self._starts.clear()
+                self._new_from[partition] = offset
         return found
+
+    def reopen(self) -> None:
+        """Compare all records again: what was fetched is fetched again, perhaps from where others had started it."""
+        self._behind |= self._passed
+        self.unproven |= self._proven
+
+    def _forget(self, partitions: set[int]) -> None:
+        self.unproven -= partitions
+        self._proven -= partitions
+        for partition in partitions:
+            for known in (self._behind, self._passed, self._new_from):
+                known.pop(partition, None)
 
     def _begin(self, missing: set[int]) -> dict[int, int]:
         topics = self._topics
@@ -154,8 +243,7 @@ class History:
         if appended_at_ms < self._since_ms:
             self._extend(appended_at_ms)
         ranges = self._started.get(partition, [])
-        place = bisect_right(ranges, offset, key=itemgetter(0))
-        if place and offset < sum(ranges[place - 1]):
+        if _is_in(ranges, offset):
             return True
         if not self._is_complete:
             topic = self._topics.queue_topic
@@ -183,22 +271,16 @@ class History:
         for at_ms, partition, covered in self._starts:
             if at_ms >= since_ms - CLOCK_MARGIN_MS and partition in ranges:
                 ranges[partition] += covered
-        self._started = {each: list(chain.from_iterable(join_ranges(found))) for each, found in ranges.items()}
+        self._started = {each: _joined(found) for each, found in ranges.items()}
         self._since_ms = since_ms
 
     def _read(self, starts: Mapping[int, int]) -> None:
         """Read the STARTs from these marker offsets on."""
-        # A START is in no transaction, and may be above one that is open.
-        config = reader_config(self._servers, self._group, extra=self._extra) | {"isolation.level": "read_uncommitted"}
-        reader = LogReader(config, self._topics.markers_topic, TIMEOUT_S)
+        reader = LogReader(self._reader_config, self._topics.markers_topic, TIMEOUT_S)
         self._starts.clear()
         try:
             for record in reader.read(starts):
-                try:
-                    marker = decode_marker(record.value())
-                except WireError:
-                    continue
-                if marker.type is MarkerType.START:
+                if (marker := _start_of(record)) is not None:
                     self._starts.append((record.timestamp()[1], marker.queue_partition, marker.ranges))
         finally:
             reader.close()
@@ -211,10 +293,38 @@ class History:
         return offsets_of(self._admin, topic, partitions, spec, TIMEOUT_S, with_open_transactions=True)
 
     @cached_property
+    def _reader_config(self) -> dict[str, Any]:
+        # A START is in no transaction, and may be above one that is open.
+        return reader_config(self._servers, self._group, extra=self._extra) | {"isolation.level": "read_uncommitted"}
+
+    @cached_property
     def _admin(self) -> AdminClient:
         return make_client(AdminClient, admin_config(self._servers, extra=self._extra))
 
 
 def _is_other(found: str | None, metadata: str) -> bool:
     """Return whether an offset is of another topic. Who commits by other means says nothing about it."""
-    return found is not None and found.startswith(OF_TOPIC) and found != metadata
+    return found is not None and found.startswith(OF_TOPIC) and found.split()[:2] != metadata.split()
+
+
+def _place_in(metadata: str | None) -> int | None:
+    """Return the place in the markers topic that was committed with an offset; None if its writer gave none."""
+    place = (metadata or "").removeprefix(OF_TOPIC).partition(" ")[2]
+    return int(place) if place.isdecimal() else None
+
+
+def _start_of(record: KafkaMessage) -> Marker | None:
+    try:
+        marker = decode_marker(record.value())
+    except WireError:
+        return None
+    return marker if marker.type is MarkerType.START else None
+
+
+def _joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    return list(chain.from_iterable(join_ranges(ranges)))
+
+
+def _is_in(ranges: Sequence[OffsetRange], offset: int) -> bool:
+    place = bisect_right(ranges, offset, key=itemgetter(0))
+    return place > 0 and offset < sum(ranges[place - 1])

@@ -17,11 +17,13 @@ import logging
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import client_error, serve_reports
 from kmq_spark.kafka.records import place_of
@@ -30,11 +32,9 @@ from kmq_spark.pauses import RateLimit
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from confluent_kafka import Message
-
-    from kmq_spark.core.markers import Marker
 
     OnReport = Callable[[KmqError | None, int], None]
 
@@ -115,6 +115,42 @@ class MarkerProducer:
             number = self._last_number
             self._unreported[number] = marker.queue_partition
         self._produce(_Pending(marker, number=number))
+
+    def append_own(self, partitions: Iterable[int], consumer_id: str, timeout: float) -> dict[int, tuple[int, int]]:
+        """
+        Append a record that changes nothing to partitions; return its offset and append time, epoch ms, broker clock.
+
+        What others had written by now lies below it, for every reader: who is asked for the end may be a deposed
+        leader. Another thread must serve the reports.
+        """
+        tick = encode_marker(Marker(MarkerType.TICK, consumer_id=consumer_id))
+        own: dict[int, Future[tuple[int, int]]] = {each: Future() for each in partitions}
+
+        def report(error: KafkaError | None, sent: Message) -> None:
+            found = own[sent.partition() or 0]
+            if error is not None:
+                found.set_exception(client_error(error, f"cannot write to {self._topic}"))
+            elif (place := place_of(sent)) is not None:
+                self._note_offset(sent.partition() or 0, place[0])
+                found.set_result(place)
+            else:
+                message = f"cannot read {self._topic}: the broker did not say the place of our own record"
+                found.set_exception(KafkaClientError(message, code="_NO_OFFSET", retriable=True))
+
+        until = time.monotonic() + timeout
+        try:
+            for partition in own:
+                self._producer.produce(self._topic, tick, partition=partition, on_delivery=report)
+            return {each: found.result(max(0.0, until - time.monotonic())) for each, found in own.items()}
+        except KafkaException as error:
+            raise client_error(error, f"cannot write to {self._topic}") from error
+        except (BufferError, TimeoutError) as error:
+            message = f"cannot write to {self._topic} within {timeout:g} s; check the broker"
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True) from error
+
+    def last_offset(self, partition: int) -> int:
+        """Return the offset of the last marker that is reported; -1 if there is none."""
+        return self._last_offsets.get(partition, -1)
 
     def serve(self, timeout: float) -> None:
         """Serve delivery reports for at most *timeout* seconds, then resend failed markers."""

@@ -51,13 +51,15 @@ class OffsetCommits:
     """
     The offsets of assigned partitions that the group has of this consumer, and those that it does not have yet.
 
-    `metadata`: goes with each offset, `OF_TOPIC` and the id of the topic. `positions`: offset to commit or committed.
+    `metadata`: goes with each offset, `OF_TOPIC` and the id of the topic; after it `starts_from`, the marker from which
+    on lies what was started behind the offset. `positions`: offset to commit or committed.
     `confirmed`: offset that the group's coordinator has confirmed; kept when the partition goes to another consumer,
     which begins there or later. `is_failing`: the last commit failed.
     """
 
     def __init__(self, topic: str) -> None:
         self.metadata = ""
+        self.starts_from: dict[int, int] = {}
         self.positions: dict[int, int] = {}
         self.confirmed: dict[int, int] = {}
         self._topic = topic
@@ -73,11 +75,12 @@ class OffsetCommits:
         self._failed_commits = 0
         self._warning_limit = RateLimit(COMMIT_LOG_S)
 
-    def add(self, positions: Mapping[int, int], within_s: float) -> None:
+    def add(self, positions: Mapping[int, int], within_s: float, starts_from: Mapping[int, int] | None = None) -> None:
         """Commit offsets within so many seconds from the last commit, with the next call of `send_if_due`."""
         with self._changed:
             if positions:
                 self.positions.update(positions)
+                self.starts_from.update(starts_from or {})
                 self._uncommitted.update(positions)
                 self._commit_at = min(self._commit_at, self._committed_at + within_s)
 
@@ -86,6 +89,7 @@ class OffsetCommits:
         with self._changed:
             for partition in partitions:
                 self.positions.pop(partition, None)
+                self.starts_from.pop(partition, None)
                 self._uncommitted.pop(partition, None)
 
     def use_new_client(self) -> None:
@@ -175,7 +179,11 @@ class OffsetCommits:
         failpoint("consumer.commit-done")
 
     def _places(self, positions: Mapping[int, int]) -> list[TopicPartition]:
-        return [TopicPartition(self._topic, each, offset, self.metadata) for each, offset in positions.items()]
+        return [TopicPartition(self._topic, each, at, self._metadata_of(each)) for each, at in positions.items()]
+
+    def _metadata_of(self, partition: int) -> str:
+        place = self.starts_from.get(partition) if self.metadata else None
+        return self.metadata if place is None else f"{self.metadata} {place}"
 
     def _confirm(self) -> None:
         if not self._awaited_count:

@@ -381,6 +381,7 @@ class Pipeline:
 
     def _reseek(self, dropped: Mapping[int, int]) -> None:
         """Fetch the records again that are in no batch. *dropped*: first offset of dropped batches, by partition."""
+        self._history.reopen()
         self._fetcher.reseek(dropped)
         self._needs_reseek = False
 
@@ -466,12 +467,7 @@ class Pipeline:
             return None
         # Leases may have ended while the fetch waited.
         room = room._replace(is_empty=self._room().is_empty)
-        unproven = self._history.unproven
-        if (
-            any(map(_HEADERS, records))
-            or not self._policy.accepts_plain_records
-            or (unproven and not unproven.isdisjoint([record.partition() for record in records]))
-        ):
+        if any(map(_HEADERS, records)) or not self._policy.accepts_plain_records or self._history.is_needed:
             return self._start_by_headers(records, room, lease_s)
         self._lookahead = 1
         self._suspects.took(None)  # a suspect that waited for its turn was revoked with its partition
@@ -499,7 +495,7 @@ class Pipeline:
         # The client's type stub describes headers to send, which may be None or text. Received ones are always bytes.
         headers: list[Any] = list(map(_HEADERS, records))
         admissions = [self._policy.admit(*each) for each in zip(headers, records, strict=True)]
-        if self._history.unproven:
+        if self._history.is_needed:
             admissions = self._history.without_started(records, admissions)
         sizes = sizes_of(records, headers)
         turn = self._suspects.turn(now, is_empty=room.is_empty)
@@ -558,6 +554,7 @@ class Pipeline:
 
         content, leases = create_leases(to_deliver, counts, new_lease)
         batch = StartedBatch(records, content, leases, self._leases)
+        batch.starts_from = self._history.starts_from(batch.next_offsets)
         for partition in self._history.unproven & batch.next_offsets.keys():
             # A consumer that begins in the middle of what was started could not tell it from the rest.
             del batch.next_offsets[partition]

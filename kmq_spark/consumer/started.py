@@ -52,9 +52,10 @@ class StartedBatch:
     """
     Records that were fetched and started together.
 
-    `first_offsets`, `next_offsets`: the first offset, and the offset after the last, by partition. `content`: the
-    messages to hand out, under `leases`. `expiring`: indices of those with a TTL. `is_marked`: whether a marker was
-    written; False if every record was skipped. `error`: of a START that failed.
+    `first_offsets`, `next_offsets`: the first offset, and the offset after the last, by partition. `starts_from`: the
+    marker from which on lies what is started after it. `content`: the messages to hand out, under `leases`. `expiring`:
+    indices of those with a TTL. `is_marked`: whether a marker was written; False if every record was skipped. `error`:
+    of a START that failed.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class StartedBatch:
         "is_suspect",
         "leases",
         "next_offsets",
+        "starts_from",
     )
 
     def __init__(self, records: Columns, content: Batch, leases: list[Lease], table: LeaseTable) -> None:
@@ -80,6 +82,7 @@ class StartedBatch:
         for partition, begin, end in records.runs:
             self.first_offsets.setdefault(partition, records.offsets[begin])
             self.next_offsets[partition] = records.offsets[end - 1] + 1
+        self.starts_from: dict[int, int] = {}
         self.content = content
         self.leases = leases
         self.byte_count = sum([lease.byte_count for lease in leases])

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
@@ -38,7 +37,7 @@ from kmq_spark.errors import (
     UsageError,
 )
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.client_errors import REFUSED, client_error
+from kmq_spark.kafka.client_errors import REFUSED
 from kmq_spark.kafka.clock import now_s
 from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.records import OutgoingRecord, place_of
@@ -53,10 +52,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime, timedelta
 
-    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import KafkaError
     from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.consumer.leases import Lease, LeaseTable
+    from kmq_spark.consumer.marker_producer import MarkerProducer
     from kmq_spark.consumer.message import Message
     from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.producer.options import Headers
@@ -298,7 +298,7 @@ class ResultTransactions:
     """
     The transactions of one consumer.
 
-    *client* returns its producer of markers. *confirm* is `Pipeline.confirm`.
+    *confirm* is `Pipeline.confirm`.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class ResultTransactions:
         extra: Mapping[str, str] | None,
         *,
         leases: LeaseTable,
-        client: Callable[[], Producer],
+        markers: MarkerProducer,
         confirm: Callable[[Mapping[int, int], float, Callable[[], None]], None],
         lease_s: float,
         timeout: float,
@@ -318,7 +318,7 @@ class ResultTransactions:
         timeout_ms = max(SHORTEST_TIMEOUT_MS, min(LONGEST_TIMEOUT_MS, round(lease_s * 1000) - ABORT_SCAN_MS))
         self._markers_topic = topics.markers_topic
         self._leases = leases
-        self._client = client
+        self._marker_producer = markers
         self._confirm = confirm
         self._consumer_id = consumer_id
         self._bootstrap_servers = bootstrap_servers
@@ -376,7 +376,7 @@ class ResultTransactions:
         """Raise TopicError for what does not exist: librdkafka would wait for it half a minute."""
         if partition >= self._partition_counts.get(topic, 0):
             self._partition_counts[topic] = partition_count(
-                self._client(), topic, self._bootstrap_servers, self._timeout
+                self._marker_producer.client, topic, self._bootstrap_servers, self._timeout
             )
         count = self._partition_counts[topic]
         if partition >= count:
@@ -524,27 +524,7 @@ class ResultTransactions:
 
     def _own_record(self, partition: int) -> tuple[int, int]:
         """Append a record that changes nothing; return its offset and its time, epoch milliseconds, broker clock."""
-        own: Future[tuple[int, int]] = Future()
-
-        def report(error: KafkaError | None, sent: KafkaMessage) -> None:
-            if error is not None:
-                own.set_exception(client_error(error, f"cannot write to {self._markers_topic}"))
-            elif (place := place_of(sent)) is not None:
-                own.set_result(place)
-            else:
-                message = f"cannot read {self._markers_topic}: the broker did not say the place of our own record"
-                own.set_exception(KafkaClientError(message, code="_NO_OFFSET", retriable=True))
-
-        try:
-            tick = encode_marker(Marker(MarkerType.TICK))
-            # The thread that writes markers serves the report.
-            self._client().produce(self._markers_topic, tick, partition=partition, on_delivery=report)
-            return own.result(self._timeout)
-        except KafkaException as error:
-            raise client_error(error, f"cannot write to {self._markers_topic}") from error
-        except (BufferError, TimeoutError) as error:
-            message = f"cannot write to {self._markers_topic} within {self._timeout:g} s; check the broker"
-            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True) from error
+        return self._marker_producer.append_own([partition], self._consumer_id, self._timeout)[partition]
 
     def _record_fencing(self, commit: _Commit, error: FencedError) -> None:
         """Distinguish fencing by a consumer with the same id from a timed-out transaction; the error is the same."""

@@ -195,6 +195,14 @@ class _NoHistory:
     """A group in memory has an offset from its beginning."""
 
     unproven: frozenset[int] = frozenset()
+    is_needed = False
+
+    def starts_from(self, _next_offsets: Mapping[int, int]) -> dict[int, int]:
+        """Return nothing: a position is moved as soon as its message is started."""
+        return {}
+
+    def reopen(self) -> None:
+        """Do nothing, for the same reason."""
 
 
 class MemoryPipeline(Pipeline):

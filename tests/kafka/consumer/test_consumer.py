@@ -35,7 +35,7 @@ def test_start_is_durable_and_position_committed_when_messages_are_handed_out(qu
     queue.send(*"abc")
     with consumer_of(queue, lease=5, extra={"client.id": "worker-7"}) as consumer:
         receive_all(consumer, 3)
-        (start,) = queue.markers()
+        (start,) = queue.markers(MarkerType.START)
         assert start.marker.type == MarkerType.START
         assert start.marker.redeliver_after_ms == 5_000
         assert start.marker.consumer_id == "worker-7"

@@ -144,7 +144,7 @@ def test_flooded_logical_queue_does_not_hold_up_another_ones_message(queue: Queu
         (other,) = receive_all(plain, 1, max_messages=1)
         assert (mail.value, other.value) == (b"mail", b"plain")
         # not a marker for the 20,000 that are not theirs
-        assert [covered(each.marker) for each in queue.markers()] == [[20_000], [20_001]]
+        assert [covered(each.marker) for each in queue.markers(MarkerType.START)] == [[20_000], [20_001]]
         mail.ack()
         other.ack()
         assert wait_until(lambda: queue.committed(f"kmq.{queue.name}.queue-emails") == {0: 20_002})
@@ -156,7 +156,7 @@ def test_position_moves_on_behind_messages_of_others_alone(queue: Queue) -> None
     write(queue, *"abc", logical_queue="reports")
     with consumer_of(queue) as consumer:
         assert wait_until(lambda: consumer.receive(1, 0.2) == [] and queue.committed() == {0: 3})
-    assert queue.markers() == []
+    assert queue.markers(MarkerType.START) == []
 
 
 def test_missing_topics_of_a_group_are_reported_with_the_command(queue: Queue) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +13,25 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KmqError, TopicError
+from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import create_queue_topics
-from tests.kafka.conftest import Queue, consumer_of, delete_topics, receive_all, remove_markers, track, wait_until
-from tests.limits import COMES_S
+from tests.kafka.conftest import (
+    Queue,
+    consumer_of,
+    covered,
+    delete_topics,
+    ended,
+    read_all,
+    receive_all,
+    remove_markers,
+    seen,
+    track,
+    tracked,
+    wait_until,
+)
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,3 +159,70 @@ def test_consumer_refuses_where_the_markers_are_removed_and_begins_where_an_oper
     (future,) = admin.alter_consumer_group_offsets([wanted]).values()
     future.result(10)
     assert finish(queue, len(expected)) == expected
+
+
+WORKER = """
+import sys
+from kmq_spark.consumer.consumer import QueueConsumer
+queue, servers, count = sys.argv[1:]
+extra = {"session.timeout.ms": "3000", "group.protocol": "classic"}
+with QueueConsumer(queue, bootstrap_servers=servers, lease=1, max_lease=1, extra=extra) as consumer:
+    while not (first := consumer.receive(1)):
+        pass
+    first[0].ack()
+    consumer.flush()
+    while True:
+        consumer.receive(int(count))
+"""
+
+
+def die(queue: Queue, point: str, count: int) -> None:
+    """Acknowledge a message, receive more, and die at a crash point."""
+    program = [sys.executable, "-c", WORKER, queue.name, queue.bootstrap_servers, str(count)]
+    done = subprocess.run(
+        program, env={**os.environ, VARIABLE: point}, capture_output=True, timeout=ENDS_S, check=False
+    )
+    assert done.returncode == EXIT_CODE, done.stderr.decode()[-2_000:]
+
+
+def starts(queue: Queue) -> list[int]:
+    """Return the offsets of the messages that were started, each as often as it was."""
+    return sorted(offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker))
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.2])
+@pytest.mark.parametrize("copies", [0, 1])
+def test_message_of_a_consumer_that_died_before_its_commit_has_one_result(
+    queue: Queue, results: Queue, delay: float, copies: int
+) -> None:
+    """Whether the tracker has sent its copy before the next consumer comes, or sends it later."""
+    queue.send("a")
+    queue.send("b", delay=delay)
+    die(queue, "consumer.start-durable:2", 1)
+    assert queue.committed() == {0: 1}
+    assert wait_until(lambda: not copies or track(queue).redelivered == copies)
+    queue.send("c")
+    with tracked(queue), consumer_of(queue) as consumer:
+
+        def is_done() -> bool:
+            for message in consumer.receive(1):
+                with consumer.transaction() as tx:
+                    tx.send(results.name, message.value)
+                    tx.ack(message)
+            sent = {record.offset() for record in read_all(queue.bootstrap_servers, queue.name)}
+            return sent == {*ended(queue)}
+
+        assert wait_until(is_done)
+    assert sorted(seen(results)) == [b"b", b"c"]
+    assert starts(queue) == sorted({*starts(queue)})
+
+
+@pytest.mark.parametrize("point", ["consumer.start-durable:2", "consumer.commit-done:1", "consumer.commit-done:2"])
+def test_what_consumers_that_died_had_started_is_not_started_again(queue: Queue, point: str) -> None:
+    """Wherever the second one dies: in the middle of what the first one had started, or behind it."""
+    queue.send(*map(str, range(40)))
+    die(queue, "consumer.start-durable:2", 20)
+    assert queue.committed()[0] < len(starts(queue)) < 40
+    die(queue, point, 5)
+    assert len(finish(queue, 40 - len(starts(queue)))) > 0
+    assert starts(queue) == [*range(40)]

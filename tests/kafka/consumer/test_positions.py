@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, Producer, TopicPartition
 from kmq_spark.consumer import fetcher as fetcher_module
 from kmq_spark.consumer.fetcher import POLL_S
 from kmq_spark.consumer.offsets import GATHER_FROM
+from kmq_spark.core.markers import MarkerType
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 from tests.limits import COMES_S
 
@@ -108,7 +109,7 @@ def test_record_whose_partition_is_revoked_while_more_are_read_is_not_handed_out
         queue.send(*"ab")
         assert consumer.receive(10, timeout=5) == []
         assert between._found == 1
-        assert queue.markers() == []
+        assert queue.markers(MarkerType.START) == []
         fetcher.client = client
 
 

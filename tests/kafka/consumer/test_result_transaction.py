@@ -16,7 +16,7 @@ from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import LeaseLostError
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer.producer import QueueProducer
-from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, wait_until
+from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, track, wait_until
 from tests.kafka.consumer.test_ahead import MEMBERS
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def test_transaction_commits_only_after_the_offsets_of_its_messages(
 def test_consumer_that_has_left_its_group_without_its_offsets_commits_no_transaction(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    """The lease still holds the message, but another consumer has fetched it again: its result appears once."""
+    """The lease still holds the message, but another consumer passes it over: it is the tracker's."""
     queue.send("a", "b")
     extra = MEMBERS[protocol]
     with consumer_of(queue, extra=extra) as first:
@@ -262,13 +262,20 @@ def test_consumer_that_has_left_its_group_without_its_offsets_commits_no_transac
         with monkeypatch.context() as patched:
             patched.setattr(OffsetCommits, "send_if_due", lambda *_: None)
             (message,) = receive_all(first, 1)
+        queue.send("c")
         with consumer_of(queue, extra=extra) as second:
-            (again,) = receive_all(second, 1)
-            with second.transaction() as tx:
-                tx.send(results.name, "second")
-                tx.ack(again)
+            (other,) = receive_all(second, 1)
+            other.ack()
+            assert other.value == b"c"
             assert message.is_held
             with pytest.raises(LeaseLostError, match="the group gave the partition"), first.transaction() as tx:
                 tx.send(results.name, "first")
                 tx.ack(message)
-    assert seen(results) == [b"second"]
+            message.release()
+            first.flush()
+            track(queue)
+            (again,) = receive_all(second, 1)
+            with second.transaction() as tx:
+                tx.send(results.name, "second")
+                tx.ack(again)
+    assert (again.value, seen(results)) == (b"b", [b"second"])
