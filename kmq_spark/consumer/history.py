@@ -121,7 +121,7 @@ class History:
             missing = {each.partition for each in found if each.offset < 0}
             begun = self._begin(missing | other) if missing | other else {}
             first = {each: begun[each] for each in other}
-            ends = self._markers.append_own([each.partition for each in found], self._consumer_id, TIMEOUT_S)
+            ends = self._markers.append_own([each.partition for each in found], TIMEOUT_S, self._consumer_id)
             known = {each.partition: each for each in found if each.partition not in missing | other}
             fetcher.offsets.starts_from |= self._look_behind(known, ends)
             if first:

@@ -116,7 +116,9 @@ class MarkerProducer:
             self._unreported[number] = marker.queue_partition
         self._produce(_Pending(marker, number=number))
 
-    def append_own(self, partitions: Iterable[int], consumer_id: str, timeout: float) -> dict[int, tuple[int, int]]:
+    def append_own(
+        self, partitions: Iterable[int], timeout: float, consumer_id: str = ""
+    ) -> dict[int, tuple[int, int]]:
         """
         Append a record that changes nothing to partitions; return its offset and append time, epoch ms, broker clock.
 

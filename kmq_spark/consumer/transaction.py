@@ -524,7 +524,7 @@ class ResultTransactions:
 
     def _own_record(self, partition: int) -> tuple[int, int]:
         """Append a record that changes nothing; return its offset and its time, epoch milliseconds, broker clock."""
-        return self._marker_producer.append_own([partition], self._consumer_id, self._timeout)[partition]
+        return self._marker_producer.append_own([partition], self._timeout)[partition]
 
     def _record_fencing(self, commit: _Commit, error: FencedError) -> None:
         """Distinguish fencing by a consumer with the same id from a timed-out transaction; the error is the same."""
