@@ -59,8 +59,14 @@ _OF_WRITER = re.compile(r"-(\d+)-[0-9a-f]{4}$")
 Holding = tuple[MessageId, str]
 """A message, and the process that had it."""
 
-Start = tuple[str, int]
-"""The process that started a message, and when."""
+
+class Start(NamedTuple):
+    """Where the START of a message lies, which process wrote it, and when."""
+
+    partition: int
+    offset: int
+    process: str
+    at_ms: int
 
 
 class Said(NamedTuple):
@@ -89,14 +95,18 @@ class Hands:
             elif event["event"] == "resent":
                 self.resent[self.process_of(event)].append(evidence.true_ms(event))
         self.said: defaultdict[Holding, list[Said]] = defaultdict(list)
+        # Where a consumer that was given a partition wrote that it looks what others have started, by both.
+        self.looks: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         bounds, trackers = evidence.bounds, evidence.trackers
         for partition, log in evidence.dump.markers.items():
             for offset, read_ms, marker in log:
                 is_injected = (partition, offset) in evidence.dump.injected
-                if marker is None or not marker.ranges or is_injected or marker.consumer_id in trackers:
+                if marker is None or is_injected or marker.consumer_id in trackers:
                     continue
                 at_ms, found = bounds.marker_ms(partition, offset, read_ms), _OF_WRITER.search(marker.consumer_id)
                 process = found[1] if found else marker.consumer_id
+                if marker.type is MarkerType.TICK:
+                    self.looks[partition, process].append(offset)
                 for message in covered(marker):
                     self.said[message, process].append(Said(partition, offset, at_ms, read_ms, marker))
         self._slack_ms = EDGE_MS + bounds.slack_ms
@@ -108,13 +118,25 @@ class Hands:
         return self._pids.get(actor, actor)
 
     def starts(self) -> dict[MessageId, list[Start]]:
-        """Return by which process, and when, each message was started, in log order."""
-        found: defaultdict[MessageId, list[tuple[int, int, str, int]]] = defaultdict(list)
+        """Return where, by which process, and when each message was started, in log order."""
+        found: defaultdict[MessageId, list[Start]] = defaultdict(list)
         for (copy, process), said in self.said.items():
             for one in said:
                 if one.marker.type is MarkerType.START:
-                    found[copy].append((one.partition, one.offset, process, one.at_ms))
-        return {copy: [(process, at_ms) for _, _, process, at_ms in sorted(each)] for copy, each in found.items()}
+                    found[copy].append(Start(one.partition, one.offset, process, one.at_ms))
+        return {copy: sorted(each) for copy, each in found.items()}
+
+    def started_in_spite_of_a_look(self) -> Iterator[Violation]:
+        """I4: what a consumer has seen started, when it was given the partition, it does not start again."""
+        for message, found in self.starts().items():
+            for before, again in pairwise(found):
+                looks = self.looks[before.partition, again.process]
+                at = bisect_left(looks, again.offset)
+                if at and looks[at - 1] > before.offset:
+                    what = (
+                        f"process {again.process} had looked, and started {message} of process {before.process} again"
+                    )
+                    yield Violation("I4", what)
 
     def faults(self) -> Iterator[Violation]:
         """Yield what is wrong."""
@@ -236,6 +258,7 @@ def check_consumers(evidence: Evidence, messages: Mapping[MessageId, Record], ve
     """I1, I2, I4, I6, I7, I12, I16, I17: what handlers did and what their consumers wrote."""
     hands = Hands(evidence, messages)
     verdict.add_all(hands.faults())
+    verdict.add_all(hands.started_in_spite_of_a_look())
     refetches = _Refetches(evidence, hands)
     verdict.add_all(refetches.faults())
     verdict.counts |= Counter(
@@ -280,14 +303,18 @@ class _Refetches:
                 self._changes.append((evidence.true_ms(event), hands.process_of(event)))
         self._changes.sort()
         starts = hands.starts()
-        self.found = [(message, *each) for message, found in starts.items() for each in pairwise(found)]
+        self.found = [
+            (message, (before.process, before.at_ms), (again.process, again.at_ms))
+            for message, found in starts.items()
+            for before, again in pairwise(found)
+        ]
         for event in evidence.events:
             if event["event"] == "not_received":
                 self._note_not_received(hands.process_of(event), evidence.true_ms(event))
         self._written: defaultdict[str, list[int]] = defaultdict(list)
         for found in starts.values():
-            for pid, at_ms in found:
-                self._written[pid].append(at_ms)
+            for start in found:
+                self._written[start.process].append(start.at_ms)
         self.by_change = 0
 
     def _note_not_received(self, pid: str, at_ms: int) -> None:

@@ -247,6 +247,14 @@ def fetch_again_without_end(story: Story) -> None:
         story.fetch_again(20 + number, at_ms=80_000 + number, by=78)
 
 
+def fetch_again_after_a_look(story: Story) -> None:
+    """I4: a consumer was killed, the next one has looked what that one had started, and starts it again."""
+    story.kill_the_worker(at_ms=35_000)
+    story.append(tick(38_000, term=0))
+    story.resign(-1, "kmq-consumer-host-78-abcd")
+    story.fetch_again(at_ms=40_000, by=78)
+
+
 # I5: one dead letter.
 
 
