@@ -19,6 +19,7 @@ from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.consumer.message import Message
 from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
+from kmq_spark.errors import KmqError
 from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue_topics
@@ -139,7 +140,11 @@ def tracked(queue: Queue) -> Iterator[None]:
 
     def keep_tracking() -> None:
         while not is_over.wait(0.2):
-            track(queue)
+            try:
+                track(queue)
+            except KmqError as error:  # a loaded broker answers too late; the next run goes on
+                if not error.retriable:
+                    raise
 
     tracker = threading.Thread(target=keep_tracking)
     tracker.start()
