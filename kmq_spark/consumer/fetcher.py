@@ -59,8 +59,8 @@ class Fetcher:
     """
     The client that reads a queue topic in a group.
 
-    `owned`: assigned partitions. `unchecked`: those of them that were assigned since the last look. `started`: batches
-    that were started and not committed, in fetch order.
+    `owned`: assigned partitions. `unchecked`: those of them in which what is fetched may be started: by others, or by a
+    START that had no answer. `started`: batches that were started and not committed, in fetch order.
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str, start_timeout_s: float, leases: LeaseTable) -> None:
@@ -190,6 +190,9 @@ class Fetcher:
         for batch in self.started:
             for partition, offset in batch.first_offsets.items():
                 first.setdefault(partition, offset)
+            if batch.error is not None:
+                # A START without an answer may stand in the log, and its lease may run out meanwhile.
+                self.unchecked |= batch.first_offsets.keys()
             # If the commit was interrupted, the messages stay held, and the caller releases them.
             batch.drop({p for p, at in batch.next_offsets.items() if self.offsets.positions.get(p, -1) < at})
         self.started.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from faults.proxy import Connection, Proxy
 from kmq_spark.consumer import history, membership
+from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import create_queue_topics
@@ -19,7 +21,7 @@ from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.probe import free_port
 from tests.brokers import quick_java
-from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, track, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +35,14 @@ COORDINATOR = frozenset({FIND_COORDINATOR, HEARTBEAT, JOIN_GROUP})
 
 
 class SilentProxy(Proxy):
-    """A proxy that ends each connection on which a request of a type in `unanswered` is sent."""
+    """A proxy that ends each connection on which a request of a type in `unanswered` is sent, before it or after it."""
 
     unanswered: frozenset[int] = frozenset()
+    done_unanswered: frozenset[int] = frozenset()
 
     def _request(self, connection: Connection, request: bytes) -> bytes:
+        if int.from_bytes(request[:2]) in self.done_unanswered:
+            connection.losing = request[4:8]
         return b"" if int.from_bytes(request[:2]) in self.unanswered else super()._request(connection, request)
 
 
@@ -128,6 +133,32 @@ def test_receive_waits_for_an_answer_that_comes_late(
         assert consumer.receive(10, timeout=1.0) == []
         for message in received:
             message.ack()
+
+
+def test_message_whose_start_had_no_answer_is_left_to_the_tracker(far_queue: Queue, proxy: SilentProxy) -> None:
+    """The START stands in the log, and its lease runs out before the consumer can start the message again."""
+    with consumer_of(far_queue, lease=2) as consumer:
+        far_queue.send("first")
+        (message,) = receive_all(consumer, 1)
+        message.ack()
+        consumer.flush()
+        far_queue.send("second")
+        proxy.done_unanswered = frozenset({PRODUCE})
+
+        def is_started() -> bool:
+            assert consumer.receive(1, timeout=0.2) == []
+            started = covered(*(each.marker for each in far_queue.markers(MarkerType.START)))
+            return message.id.message_offset + 1 in started
+
+        assert wait_until(is_started)
+        time.sleep(2.5)  # the lease
+        assert consumer.receive(1) == []
+        proxy.done_unanswered = frozenset()
+        assert wait_until(lambda: track(far_queue).redelivered == 1)
+        (again,) = receive_all(consumer, 1)
+        assert (again.value, again.delivery_count) == (b"second", 2)
+        again.ack()
+        assert consumer.receive(10, timeout=1.0) == []
 
 
 def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(far_queue: Queue, proxy: SilentProxy) -> None:
