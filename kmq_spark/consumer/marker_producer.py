@@ -142,7 +142,7 @@ class MarkerProducer:
         until = time.monotonic() + timeout
         try:
             for partition in own:
-                self._producer.produce(self._topic, tick, partition=partition, on_delivery=report)
+                self._produce_to(partition, tick, report)
             return {each: found.result(max(0.0, until - time.monotonic())) for each, found in own.items()}
         except KafkaException as error:
             raise client_error(error, f"cannot write to {self._topic}") from error
@@ -204,25 +204,31 @@ class MarkerProducer:
         self._producer.purge()
         self._producer.flush(1.0)
 
-    def _produce(self, pending: _Pending, *, is_first: bool = True) -> None:
+    def _produce(self, pending: _Pending) -> None:
         if self._lost is not None:
             self._report(pending, self._lost)
             return
         try:
-            self._producer.produce(
-                self._topic,
+            self._produce_to(
+                pending.marker.queue_partition,
                 encode_marker(pending.marker),
-                partition=pending.marker.queue_partition,
-                on_delivery=lambda error, record: self._on_delivery(pending, error, record),
+                lambda error, record: self._on_delivery(pending, error, record),
             )
         except BufferError:
             message = f"cannot write a marker to {self._topic}: the client's send buffer is full; check the broker"
             self._report(pending, KafkaClientError(message, code="_QUEUE_FULL", retriable=True))
         except KafkaException as error:
-            if is_first and error.args[0].name() == "_UNKNOWN_PARTITION" and self._learn_partitions():
-                self._produce(pending, is_first=False)
-            else:
-                self._on_delivery(pending, error.args[0])
+            self._on_delivery(pending, error.args[0])
+
+    def _produce_to(
+        self, partition: int, value: bytes, on_delivery: Callable[[KafkaError | None, Message], None]
+    ) -> None:
+        try:
+            self._producer.produce(self._topic, value, partition=partition, on_delivery=on_delivery)
+        except KafkaException as error:
+            if error.args[0].name() != "_UNKNOWN_PARTITION" or not self._learn_partitions():
+                raise
+            self._producer.produce(self._topic, value, partition=partition, on_delivery=on_delivery)
 
     def _learn_partitions(self) -> bool:
         """Refresh the topic metadata: partitions were added, and the consumer has seen them before this client."""

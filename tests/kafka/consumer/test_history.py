@@ -19,6 +19,7 @@ from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import create_queue_topics
 from tests.kafka.conftest import (
     Queue,
+    add_partitions,
     consumer_of,
     covered,
     delete_topics,
@@ -226,3 +227,12 @@ def test_what_consumers_that_died_had_started_is_not_started_again(queue: Queue,
     die(queue, point, 5)
     assert len(finish(queue, 40 - len(starts(queue)))) > 0
     assert starts(queue) == [*range(40)]
+
+
+def test_own_record_reaches_a_partition_that_was_added(queue: Queue) -> None:
+    """A consumer may be given the partition before its producer of markers knows of it."""
+    with consumer_of(queue) as consumer:
+        producer = consumer._producer
+        assert producer.append_own([0], COMES_S).keys() == {0}
+        add_partitions(queue.bootstrap_servers, 2, f"{queue.name}.markers", queue.name)
+        assert producer.append_own([0, 1], COMES_S).keys() == {0, 1}
