@@ -2,8 +2,7 @@
 Violations, each seeded into a right story.
 
 Rule 1: a seed breaks one promise, and its docstring begins with the invariant that must report it.
-Rule 2: it breaks nothing else that would reveal it, as far as that can be: what it appends has events, copies, counts
-and headers as they must be, but for the one thing.
+Rule 2: it breaks nothing else that would reveal it: events, copies, counts and headers of what it appends are right.
 """
 
 from __future__ import annotations
