@@ -19,6 +19,7 @@ from kmq_spark.consumer.membership import NO_COORDINATOR, Membership
 from kmq_spark.consumer.offsets import COMMIT_SKIPPED_S, OffsetCommits
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import UNREACHABLE, client_error
+from kmq_spark.kafka.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -73,7 +74,10 @@ class Fetcher:
         self._leases = leases
         # A moment less than by the client's own clock, which it reads before ours.
         self._max_poll_s = int(config.get("max.poll.interval.ms", DEFAULT_MAX_POLL_MS)) / 1000 - 0.05
+        # With `group.protocol=consumer` the broker knows the session, and its answer waits for no rebalance.
+        self._half_session_s = int(config.get("session.timeout.ms", 2_000)) / 2_000
         self._polled_at = time.monotonic()
+        self._unanswered_at = 0.0
         self._has_confirmed = False
         self._buffer: list[KafkaMessage] = []
         self._gathered_since = 0.0
@@ -104,7 +108,34 @@ class Fetcher:
         else:
             self.serve_group_if_due()
             records, self._buffer = self._buffer[:max_records], self._buffer[max_records:]
-        return self._gather(records, max_records, timeout, gather_s) if gather_s else records
+        if gather_s:
+            records = self._gather(records, max_records, timeout, gather_s)
+        return self._of_member(records) if records else records
+
+    def _of_member(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
+        """
+        Return those of these records whose partitions the group has not given to another consumer.
+
+        A process that slept for a session has lost them, and its client says so only later. So the group must have
+        taken a commit within half a session; if not, it is asked to take the offsets that it has again.
+        """
+        asked_at, positions = now_s(), self.offsets.positions
+        if not positions or asked_at - max(self.offsets.accepted_at, self._unanswered_at) < self._half_session_s:
+            return records
+        count, until = len(records), time.monotonic() + CONFIRM_S
+        self.return_to_buffer(records)  # a rebalance may revoke their partition
+        self.offsets.add(positions, 0.0)
+        while self.offsets.accepted_at < asked_at:
+            if time.monotonic() >= until:
+                if self.offsets.is_failing:
+                    return []
+                # Without an answer: the coordinator is away, or lets a rebalance wait for a member.
+                self._unanswered_at = now_s()
+                break
+            self.offsets.send_if_due(self.client)
+            self._poll(POLL_S)
+        records, self._buffer = self._buffer[:count], self._buffer[count:]
+        return records
 
     def _gather(
         self, records: list[KafkaMessage], max_records: int, timeout: float, gather_s: float

@@ -124,6 +124,7 @@ class History:
             ends = self._markers.append_own([each.partition for each in found], TIMEOUT_S, self._consumer_id)
             known = {each.partition: each for each in found if each.partition not in missing | other}
             fetcher.offsets.starts_from |= self._look_behind(known, ends)
+            fetcher.offsets.positions = {each: of.offset for each, of in known.items()} | fetcher.offsets.positions
             if first:
                 begins = [TopicPartition(topic, each, at, metadata) for each, at in first.items()]
                 fetcher.client.commit(offsets=begins, asynchronous=False)

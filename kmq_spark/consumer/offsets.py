@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, TopicPartition
 
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.clock import now_s
 from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class OffsetCommits:
     `metadata`: goes with each offset, `OF_TOPIC` and the id of the topic; after it `starts_from`, the marker from which
     on lies what was started behind the offset. `positions`: offset to commit or committed.
     `confirmed`: offset that the group's coordinator has confirmed; kept when the partition goes to another consumer,
-    which begins there or later. `is_failing`: the last commit failed.
+    which begins there or later. `accepted_at`: when the last commit that the group has taken was sent.
+    `is_failing`: the last commit failed.
     """
 
     def __init__(self, topic: str) -> None:
@@ -66,6 +68,7 @@ class OffsetCommits:
         self._uncommitted: dict[int, int] = {}
         self._commit_at = math.inf
         self._committed_at = time.monotonic()
+        self.accepted_at = self._sent_at = now_s()
         # The client may send a commit again after a later one: an answer counts when no other is awaited.
         self._awaited_count = 0
         self._answered: dict[int, int] = {}
@@ -130,7 +133,7 @@ class OffsetCommits:
             self._commit_at = math.inf
             if not self._uncommitted:
                 return
-            self._committed_at = time.monotonic()
+            self._committed_at, self._sent_at = time.monotonic(), now_s()
             positions, self._uncommitted = self._uncommitted, {}
             self._awaited_count += 1
             try:
@@ -173,6 +176,8 @@ class OffsetCommits:
                     self._answered[each.partition] = max(each.offset, self._answered.get(each.partition, -1))
             self._confirm()
             self.is_failing = reason is not None
+            if not (self._awaited_count or self.is_failing):
+                self.accepted_at = self._sent_at
         if reason is not None:
             self._log_failure(reason.str())
             return

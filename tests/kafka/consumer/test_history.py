@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from tests.kafka.conftest import (
     tracked,
     wait_until,
 )
+from tests.kafka.consumer.test_interrupts import FILES, Interrupt
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
@@ -227,6 +229,69 @@ def test_what_consumers_that_died_had_started_is_not_started_again(queue: Queue,
     die(queue, point, 5)
     assert len(finish(queue, 40 - len(starts(queue)))) > 0
     assert starts(queue) == [*range(40)]
+
+
+@pytest.mark.parametrize("has_offsets", [True, False])
+def test_what_others_have_started_is_passed_over_again_after_an_interrupt(queue: Queue, *, has_offsets: bool) -> None:
+    queue.send(*map(str, range(40)))
+    die(queue, "consumer.start-durable:2", 20)
+    if not has_offsets:
+        delete_group(queue)
+    known = starts(queue)
+    with consumer_of(queue) as consumer:
+        interrupt = Interrupt(1, FILES, lambda frame: frame.f_code.co_name == "_wait_until_durable")
+        with pytest.raises(KeyboardInterrupt), interrupt:
+            receive_all(consumer, 40)
+        assert interrupt.at
+        found = receive_all(consumer, 40 - len(known))
+        for message in found:
+            message.ack()
+    assert sorted([*known, *(message.id.message_offset for message in found)]) == [*range(40)]
+
+
+def test_group_that_has_lost_its_offsets_begins_in_each_partition_where_it_should(
+    make_queue: Callable[..., Queue],
+) -> None:
+    """What was fetched of one partition waits while messages of another one are started, one by one."""
+    queue, counts = make_queue(partitions=4), (3, 15, 3, 15)
+    for partition, count in enumerate(counts):
+        queue.send(*map(str, range(count)), partition=partition)
+    finish(queue, sum(counts))
+    delete_group(queue)
+    for partition in range(4):
+        queue.send("new", "new", partition=partition)
+    values: list[bytes | None] = []
+    with consumer_of(queue) as consumer:
+
+        def has_all() -> bool:
+            for message in consumer.receive(1):
+                values.append(message.value)
+                message.ack()
+            return len(values) >= 8
+
+        assert wait_until(has_all)
+        assert consumer.receive(10, timeout=1.0) == []
+    assert values == [b"new"] * 8
+    assert queue.committed() == {partition: count + 2 for partition, count in enumerate(counts)}
+
+
+def test_consumer_that_slept_for_a_session_does_not_start_what_others_have_done(queue: Queue) -> None:
+    """What it had fetched before: its client learns only later that the group has given the partition away."""
+    queue.send("0")
+    program = [sys.executable, "-c", WORKER, queue.name, queue.bootstrap_servers, "5"]
+    environment = {**os.environ, VARIABLE: "consumer.fetched:2:stop"}
+    with subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL) as sleeper:
+        try:
+            assert wait_until(lambda: queue.committed() == {0: 1})
+            queue.send(*map(str, range(1, 20)))
+            os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+            finish(queue, 19)
+            sleeper.send_signal(signal.SIGCONT)
+            queue.send("new")
+            assert wait_until(lambda: 20 in starts(queue))
+        finally:
+            sleeper.kill()
+    assert starts(queue) == [*range(21)]
 
 
 def test_own_record_reaches_a_partition_that_was_added(queue: Queue) -> None:
