@@ -37,7 +37,7 @@ POLL_S = 0.01
 """Interval of polls while a confirmation is waited for."""
 
 ANSWER_S = 0.001
-"""Duration of a poll for an answer that a transaction waits for."""
+"""Duration of a poll for an answer that a message or a transaction waits for."""
 
 SERVE_S = 1.0
 """Interval at which the consumer group is served while the buffer has all records that are needed."""
@@ -133,7 +133,7 @@ class Fetcher:
                 self._unanswered_at = now_s()
                 break
             self.offsets.send_if_due(self.client)
-            self._poll(POLL_S)
+            self._poll(ANSWER_S)
         records, self._buffer = self._buffer[:count], self._buffer[count:]
         return records
 
