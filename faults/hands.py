@@ -280,11 +280,11 @@ class _Refetches:
     """
     I4: messages that were started, and started again.
 
-    That is right where the consumer that had started one before could not commit its position: it was killed, got no
-    answer in time, or it or the broker was away, and that between the two STARTs; or another worker has just come or
-    gone, or something has just come back, since a commit of an older generation is refused, once. A consumer that was
-    asked to end commits before it leaves. For each cause it is no more than that consumer had started within a second:
-    a commit follows each START.
+    For what had been started before a look see `started_in_spite_of_a_look`. This is right where the later START is of
+    a consumer that does not know yet that its partition is another's, or the earlier one is of itself: it was
+    interrupted, got no answer in time, or it or the broker was away between the two; or another worker has just come or
+    gone, or something has just come back. For each cause it is no more than a consumer starts within a second: a commit
+    follows each START.
     """
 
     def __init__(self, evidence: Evidence, hands: Hands) -> None:
