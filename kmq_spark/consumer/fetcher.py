@@ -108,11 +108,9 @@ class Fetcher:
         else:
             self.serve_group_if_due()
             records, self._buffer = self._buffer[:max_records], self._buffer[max_records:]
-        if gather_s:
-            records = self._gather(records, max_records, timeout, gather_s)
-        return self._of_member(records) if records else records
+        return self._gather(records, max_records, timeout, gather_s) if gather_s else records
 
-    def _of_member(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
+    def of_member(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
         """
         Return those of these records whose partitions the group has not given to another consumer.
 

@@ -24,6 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.consumer.admission import SKIPPED, Verdict
@@ -41,8 +42,6 @@ from kmq_spark.wire.codec import decode_marker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from confluent_kafka import Message as KafkaMessage
-
     from kmq_spark.consumer.admission import Admission
     from kmq_spark.consumer.fetcher import Fetcher
     from kmq_spark.consumer.marker_producer import MarkerProducer
@@ -57,6 +56,8 @@ CLOCK_MARGIN_MS = 1_000
 
 READ_BEFORE_MS = 60_000
 """STARTs are read from so long before a message on: the first one of the next partition may be a little older."""
+
+_PARTITION = KafkaMessage.partition
 
 
 class History:
@@ -75,7 +76,7 @@ class History:
         self.unproven: set[int] = set()
         self._markers = markers
         self._consumer_id = consumer_id
-        # What others have started behind the committed offset, by queue partition: ascending, without overlaps.
+        # What others have started, and all below the committed offset, by queue partition: ascending, no overlaps.
         self._behind: dict[int, list[OffsetRange]] = {}
         # The same, and what was in `unproven`, where a batch has passed it.
         self._passed: dict[int, list[OffsetRange]] = {}
@@ -94,10 +95,10 @@ class History:
         # What was started, by queue partition: ascending, without overlaps.
         self._started: dict[int, list[OffsetRange]] = {}
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether records must pass `without_started`."""
-        return bool(self.unproven or self._behind)
+    def concerns(self, records: Sequence[KafkaMessage]) -> bool:
+        """Return whether records must pass `without_started`."""
+        partitions = self.unproven | self._behind.keys()
+        return bool(partitions) and not partitions.isdisjoint(map(_PARTITION, records))
 
     def look(self, fetcher: Fetcher) -> dict[int, int]:
         """
@@ -156,9 +157,11 @@ class History:
             if marker is not None and marker.queue_partition in found:
                 position = committed[marker.queue_partition].offset
                 found[marker.queue_partition] += [each for each in marker.ranges if sum(each) > position]
-        self._behind |= {each: _joined(ranges) for each, ranges in found.items() if ranges}
-        for partition in places.keys() & self._behind.keys():
-            count = sum(count for _, count in self._behind[partition])
+        for partition, ranges in found.items():
+            # Below the offset, too: this consumer may have fetched before it slept, and another one has gone on.
+            self._behind[partition] = _joined([OffsetRange(0, committed[partition].offset), *ranges])
+            if not (count := sum(count for _, count in _joined(ranges))):
+                continue
             logger.info(
                 "%d message(s) of partition %d of %s were started and not committed by another consumer; the tracker "
                 "redelivers those that are not done", count, partition, self._topics.queue_topic,

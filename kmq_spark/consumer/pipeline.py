@@ -463,11 +463,16 @@ class Pipeline:
         if self._fetcher.unchecked and (first := self._look()):
             self._fetcher.reseek(first)
             return None
+        if records:
+            records = self._fetcher.of_member(records)
+        if self._fetcher.unchecked:  # assigned meanwhile
+            self._fetcher.return_to_buffer(records)
+            return None
         if not records:
             return None
         # Leases may have ended while the fetch waited.
         room = room._replace(is_empty=self._room().is_empty)
-        if any(map(_HEADERS, records)) or not self._policy.accepts_plain_records or self._history.is_needed:
+        if any(map(_HEADERS, records)) or not self._policy.accepts_plain_records or self._history.concerns(records):
             return self._start_by_headers(records, room, lease_s)
         self._lookahead = 1
         self._suspects.took(None)  # a suspect that waited for its turn was revoked with its partition
@@ -495,7 +500,7 @@ class Pipeline:
         # The client's type stub describes headers to send, which may be None or text. Received ones are always bytes.
         headers: list[Any] = list(map(_HEADERS, records))
         admissions = [self._policy.admit(*each) for each in zip(headers, records, strict=True)]
-        if self._history.is_needed:
+        if self._history.concerns(records):
             admissions = self._history.without_started(records, admissions)
         sizes = sizes_of(records, headers)
         turn = self._suspects.turn(now, is_empty=room.is_empty)

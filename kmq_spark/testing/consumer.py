@@ -161,6 +161,10 @@ class MemoryFetcher:
             found = self.available(max_records)
         return found
 
+    def of_member(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
+        """Return all of them: nobody loses a partition."""
+        return records
+
     def return_to_buffer(self, records: Sequence[KafkaMessage]) -> None:
         """Do nothing: the position was not moved."""
 
@@ -195,7 +199,10 @@ class _NoHistory:
     """A group in memory has an offset from its beginning."""
 
     unproven: frozenset[int] = frozenset()
-    is_needed = False
+
+    def concerns(self, _records: Sequence[KafkaMessage]) -> bool:
+        """Return False."""
+        return False
 
     def starts_from(self, _next_offsets: Mapping[int, int]) -> dict[int, int]:
         """Return nothing: a position is moved as soon as its message is started."""
