@@ -57,7 +57,7 @@ class SinkStage(SentStage):
             numbers = range(first, min(first + ROWS_PER_FILE, rows + 1))
             (self._files / f"{first:08d}.txt").write_bytes(b"".join(map(line_of, numbers)))
         self._home = _spark_home(self.folder)
-        self._watcher = Consumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": "kmq-faults-sinks"})
+        self._watcher = self._new_watcher()
 
     def writer(self) -> Child:
         """Start the query."""
@@ -68,11 +68,20 @@ class SinkStage(SentStage):
     def appended(self) -> int:
         """Return how many records the queue topic has, also of open transactions."""
         places = [TopicPartition(self.queue, number) for number in range(PARTITIONS)]
+        failure: KafkaException | None = None
         for _ in range(ASK_TIMES):
-            with suppress(KafkaException):  # a leader is away, or not known yet
+            try:
                 return sum((self._watcher.get_watermark_offsets(place, timeout=10) or (0, 0))[1] for place in places)
+            except KafkaException as error:  # a leader is away, or not known yet
+                failure = error
             time.sleep(1.0)
-        raise RuntimeError(f"the ends of {self.queue} are not known after {ASK_TIMES} times")
+            # librdkafka may never connect again to a broker that has come back; see `CoordinatorContact`.
+            self._watcher.close()
+            self._watcher = self._new_watcher()
+        raise RuntimeError(f"the ends of {self.queue} are not known after {ASK_TIMES} times") from failure
+
+    def _new_watcher(self) -> Consumer:
+        return Consumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": "kmq-faults-sinks"})
 
     def has_more_than(self, count: int) -> bool:
         """Return whether more records have come."""
