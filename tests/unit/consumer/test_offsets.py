@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, TopicPartition
 
 from kmq_spark.consumer.offsets import OffsetCommits
+from kmq_spark.kafka.clock import now_s
 from tests.limits import COMES_S
 
 
@@ -52,6 +53,19 @@ def test_refused_offset_is_sent_again_and_a_forgotten_one_stays_confirmed() -> N
     offsets.forget({0})
     assert offsets.are_confirmed({0: 5, 1: 7})
     assert offsets.positions == {1: 7}
+
+
+def test_only_a_commit_that_the_group_has_taken_says_that_it_knew_the_consumer_when_it_was_sent() -> None:
+    offsets, client = OffsetCommits("orders"), Client()
+    sending: Any = client
+    created_at = offsets.accepted_at
+    for error in (KafkaError(KafkaError.UNKNOWN_MEMBER_ID), None):
+        assert offsets.accepted_at == created_at
+        offsets.add({0: 5}, within_s=0.0)
+        offsets.send(sending)
+        sent_by = now_s()
+        offsets.on_commit(error, [TopicPartition("orders", 0, 5)])
+    assert created_at < offsets.accepted_at <= sent_by
 
 
 def test_lock_that_an_interrupt_left_held_keeps_no_other_thread_waiting() -> None:
