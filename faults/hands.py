@@ -280,11 +280,10 @@ class _Refetches:
     """
     I4: messages that were started, and started again.
 
-    For what had been started before a look see `started_in_spite_of_a_look`. This is right where the later START is of
-    a consumer that does not know yet that its partition is another's, or the earlier one is of itself: it was
-    interrupted, got no answer in time, or it or the broker was away between the two; or another worker has just come or
-    gone, or something has just come back. For each cause it is no more than a consumer starts within a second: a commit
-    follows each START.
+    `started_in_spite_of_a_look` judges what had been started before a look. Otherwise a second START needs a cause. The
+    consumer has lost its partition and does not know it yet. Or it was interrupted, got no answer, or it or the broker
+    was away between the two. Or another worker has just come or gone, or something has just come back. For each cause
+    it is no more than a consumer starts within a second: a commit follows each START.
     """
 
     def __init__(self, evidence: Evidence, hands: Hands) -> None:
