@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIRM_S = 1.0
-"""Longest wait for an offset commit, before the first delivery of a process or after a commit that failed."""
+"""
+Longest wait for an offset commit: before the first delivery of a process, after a commit that failed, or after half a
+session without one.
+"""
 
 POLL_S = 0.01
 """Interval of polls while a confirmation is waited for."""
@@ -74,7 +77,7 @@ class Fetcher:
         self._leases = leases
         # A moment less than by the client's own clock, which it reads before ours.
         self._max_poll_s = int(config.get("max.poll.interval.ms", DEFAULT_MAX_POLL_MS)) / 1000 - 0.05
-        # With `group.protocol=consumer` the broker knows the session, and its answer waits for no rebalance.
+        # A second with `group.protocol=consumer`: the broker alone knows the session, and its answers wait for nothing.
         self._half_session_s = int(config.get("session.timeout.ms", 2_000)) / 2_000
         self._polled_at = time.monotonic()
         self._unanswered_at = 0.0
@@ -127,7 +130,7 @@ class Fetcher:
             if time.monotonic() >= until:
                 if self.offsets.is_failing:
                     return []
-                # Without an answer: the coordinator is away, or lets a rebalance wait for a member.
+                # Without an answer: in a classic group it may wait for another member to join again.
                 self._unanswered_at = now_s()
                 break
             self.offsets.send_if_due(self.client)

@@ -125,6 +125,7 @@ class History:
             ends = self._markers.append_own([each.partition for each in found], TIMEOUT_S, self._consumer_id)
             known = {each.partition: each for each in found if each.partition not in missing | other}
             fetcher.offsets.starts_from |= self._look_behind(known, ends)
+            # With these the fetcher can ask whether it is still a member.
             fetcher.offsets.positions = {each: of.offset for each, of in known.items()} | fetcher.offsets.positions
             if first:
                 begins = [TopicPartition(topic, each, at, metadata) for each, at in first.items()]

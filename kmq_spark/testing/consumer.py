@@ -162,7 +162,7 @@ class MemoryFetcher:
         return found
 
     def of_member(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
-        """Return all of them: nobody loses a partition."""
+        """Return the records: a consumer in memory keeps its partitions."""
         return records
 
     def return_to_buffer(self, records: Sequence[KafkaMessage]) -> None:
