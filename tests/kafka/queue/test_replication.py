@@ -109,6 +109,8 @@ def is_acknowledged(brokers: ThreeBrokers, topic: str, value: bytes) -> bool:
 def test_acknowledged_record_is_lost_only_without_the_settings_that_create_makes(brokers: ThreeBrokers) -> None:
     """A leader whose followers are away takes a record and dies; then they come back without it."""
     servers = brokers.bootstrap_servers
+    # Otherwise the groups have no coordinator when their last replica in sync is dead, and no broker becomes ready.
+    set_topic(servers, "__consumer_offsets", "min.insync.replicas", 2)
     for name in ("weakened", "made"):
         create_queue_topics(name, bootstrap_servers=servers, partitions=1)
         assert is_acknowledged(brokers, name, b"on three")
