@@ -57,17 +57,17 @@ class Reported(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process, and how it ended; the largest memory that was seen, without a JVM's and that of its JVM."""
+    """A process, how it ended, and when it was resumed; the largest memory seen, without a JVM's and of its JVM."""
 
     kind: str
     name: str
     exit_code: int | None
     is_ended_by_us: bool = False
-    ended_at_ms: int | None = None
     is_hung: bool = False
     log: str = ""
     python_mib: int = 0
     jvm_mib: int = 0
+    woke_ms: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@ Consumers: what handlers were given and did, by their event files, against what 
 
 Rule 1: consumers and event files belong together by their process id: it is in a consumer's name and in the event that
 a worker writes as it begins.
-Rule 2: what a promise leaves room for (a message fetched again, an ack written again) needs a cause, and has a bound.
+Rule 2: what a promise leaves room for (a message started again, an ack written again) needs a cause, and has a bound.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.copies import due_at_ms, expires_at_ms
-from faults.evidence import WORKER, Violation
+from faults.evidence import Violation
 from faults.oracle import covered
-from faults.waits import Interval
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 from kmq_spark.wire.headers import LOGICAL_QUEUE, ORIGIN, SILENT_COUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from faults.evidence import Evidence, Verdict
     from faults.topics import Record
@@ -34,14 +33,8 @@ EDGE_MS = 250
 ANSWER_MS = 10_000
 """After this time without an answer a consumer writes a marker again: its producer's `delivery.timeout.ms`."""
 
-CHANGE_MS = 15_000
-"""So long after a worker has come or gone the group may change: a session has to end, the others have to join."""
-
-COMMIT_MS = 1_000
-"""What a consumer starts within this time it may have left uncommitted."""
-
-REJOIN_MS = 3_000
-"""The same for one that was away, or whose broker was: it joins again first, and its session is of two seconds."""
+WAKES_MS = 2_000
+"""So long after a process was resumed it may write what it was about to write when it was suspended."""
 
 LOST_MS = 1_000
 """A consumer counts a lease from before it writes the START: so much sooner it may take it for lost."""
@@ -53,7 +46,6 @@ PROCESS = "process"
 """Header of a result: the id of the process that wrote it. Its key is the place of the copy."""
 
 DONE = frozenset({"handled", "raised", "rejected", "released"})
-FOREVER_MS = 2**62
 _OF_WRITER = re.compile(r"-(\d+)-[0-9a-f]{4}$")
 
 Holding = tuple[MessageId, str]
@@ -67,6 +59,14 @@ class Start(NamedTuple):
     offset: int
     process: str
     at_ms: int
+
+
+class SecondStart(NamedTuple):
+    """A START of a message that had one, with the one before it."""
+
+    copy: MessageId
+    before: Start
+    start: Start
 
 
 class Said(NamedTuple):
@@ -126,17 +126,9 @@ class Hands:
                     found[copy].append(Start(one.partition, one.offset, process, one.at_ms))
         return {copy: sorted(each) for copy, each in found.items()}
 
-    def started_in_spite_of_a_look(self) -> Iterator[Violation]:
-        """I4: what a consumer has seen started, when it was given the partition, it does not start again."""
-        for message, found in self.starts().items():
-            for before, again in pairwise(found):
-                looks = self.looks[before.partition, again.process]
-                at = bisect_left(looks, again.offset)
-                if at and looks[at - 1] > before.offset:
-                    what = (
-                        f"process {again.process} had looked, and started {message} of process {before.process} again"
-                    )
-                    yield Violation("I4", what)
+    def started_again(self) -> list[SecondStart]:
+        """Return each START of a message that had one, with the one before it."""
+        return [SecondStart(copy, *pair) for copy, found in self.starts().items() for pair in pairwise(found)]
 
     def faults(self) -> Iterator[Violation]:
         """Yield what is wrong."""
@@ -258,17 +250,14 @@ def check_consumers(evidence: Evidence, messages: Mapping[MessageId, Record], ve
     """I1, I2, I4, I6, I7, I12, I16, I17: what handlers did and what their consumers wrote."""
     hands = Hands(evidence, messages)
     verdict.add_all(hands.faults())
-    verdict.add_all(hands.started_in_spite_of_a_look())
-    refetches = _Refetches(evidence, hands)
-    verdict.add_all(refetches.faults())
+    again = hands.started_again()
+    verdict.add_all(_start_faults(evidence, hands, again))
     verdict.counts |= Counter(
         acked_again=hands.acked_again,
-        fetched_again=len(refetches.found),
-        fetched_again_from_the_living=refetches.by_change,
+        started_again=len(again),
         results=len(evidence.dump.results),
     )
-    fetched = Counter(_origin(messages, message) for message, _, _ in refetches.found)
-    verdict.add_all(_result_faults(evidence, hands, messages, fetched))
+    verdict.add_all(_result_faults(evidence, hands, messages, Counter(_origin(messages, each.copy) for each in again)))
     verdict.add_all(_suspect_faults(evidence, hands, messages))
 
 
@@ -276,97 +265,33 @@ def _origin(messages: Mapping[MessageId, Record], place: MessageId) -> MessageId
     return messages[place].origin if place in messages else place
 
 
-class _Refetches:
+def _start_faults(evidence: Evidence, hands: Hands, again: Iterable[SecondStart]) -> Iterator[Violation]:
     """
-    I4: messages that were started, and started again.
+    I4: a message has one START.
 
-    `started_in_spite_of_a_look` judges what had been started before a look. Otherwise a second START needs a cause. The
-    consumer has lost its partition and does not know it yet. Or it was interrupted, got no answer, or it or the broker
-    was away between the two. Or another worker has just come or gone, or something has just come back. For each cause
-    it is no more than a consumer starts within a second: a commit follows each START.
+    A second one may be of a process that was suspended as it wrote it, and has just woken up. What the process had seen
+    started, when it was given the partition, it starts in no case.
     """
-
-    def __init__(self, evidence: Evidence, hands: Hands) -> None:
-        self._bounds = evidence.bounds
-        self._causes: defaultdict[str, list[Interval]] = defaultdict(list)
-        # Who comes back has lost its place in the group: it may start messages before it learns so, and joins again.
-        self._changes: list[tuple[int, str]] = [(interval.end_ms, "") for interval in evidence.bounds.away]
-        for process in evidence.processes:
-            pid = hands.process_of({"actor": process.name})
-            if process.ended_at_ms is not None and process.kind == WORKER:
-                self._changes.append((process.ended_at_ms, pid))
-                if process.is_ended_by_us:
-                    self._causes[pid].append(Interval(process.ended_at_ms - EDGE_MS, FOREVER_MS))
-        for event in evidence.events:
-            if event["event"] in {"began", "ended"}:
-                self._changes.append((evidence.true_ms(event), hands.process_of(event)))
-        self._changes.sort()
-        starts = hands.starts()
-        self.found = [
-            (message, (before.process, before.at_ms), (again.process, again.at_ms))
-            for message, found in starts.items()
-            for before, again in pairwise(found)
-        ]
-        for event in evidence.events:
-            if event["event"] == "not_received":
-                self._note_not_received(hands.process_of(event), evidence.true_ms(event))
-        self._written: defaultdict[str, list[int]] = defaultdict(list)
-        for found in starts.values():
-            for start in found:
-                self._written[start.process].append(start.at_ms)
-        self.by_change = 0
-
-    def _note_not_received(self, pid: str, at_ms: int) -> None:
-        """Note a START that was given up, and may be written after that. What started nothing again is no cause."""
-        cause = Interval(at_ms - EDGE_MS, at_ms + round(COMMIT_MS * self._bounds.patience))
-        own = ((before_ms, again_ms) for _, (by, before_ms), (_, again_ms) in self.found if by == pid)
-        if any(cause.begin_ms <= again_ms and cause.end_ms >= before_ms for before_ms, again_ms in own):
-            self._causes[pid].append(cause)
-
-    def faults(self) -> Iterator[Violation]:
-        """Yield what has no cause, and what is more than its cause allows."""
-        away = list(self._bounds.away)
-        lost: Counter[str] = Counter()
-        refused: Counter[tuple[str, tuple[int, str]]] = Counter()
-        for message, (pid, before_ms), (_, again_ms) in self.found:
-            own = [*self._causes[pid], *away]
-            if any(begin_ms <= again_ms and end_ms >= before_ms for begin_ms, end_ms in own):
-                lost[pid] += 1
-            elif (change := self._last_change(pid, again_ms)) is not None:
-                refused[pid, change] += 1
-            else:
-                what = f"{message} was started by process {pid}, and again, and nothing has happened to it"
-                yield Violation("I4", what)
-        self.by_change = refused.total()
-        for pid, count in lost.items():
-            if count > (most := self._most(pid, COMMIT_MS) * (len(self._causes[pid]) + len(away))):
-                yield Violation("I4", f"{count} messages of process {pid} were fetched again, at most {most} may be")
-        for (pid, (_, other)), count in refused.items():
-            if count > (most := self._most(pid, COMMIT_MS if other else REJOIN_MS)):
-                what = f"{count} messages of process {pid} were fetched again after a change, at most {most} may be"
-                yield Violation("I4", what)
-
-    def _most(self, pid: str, span_ms: int) -> int:
-        """Return the most that a consumer starts within some time, times the patience."""
-        times, span_ms = sorted(self._written[pid]), round(span_ms * self._bounds.patience)
-        return max((at - bisect_left(times, at_ms - span_ms) + 1 for at, at_ms in enumerate(times)), default=0)
-
-    def _last_change(self, pid: str, until_ms: int) -> tuple[int, str] | None:
-        """Return when another worker came or went, or something came back; None where that is long ago."""
-        for at_ms, other in reversed(self._changes[: bisect_left(self._changes, (until_ms + 1, ""))]):
-            if other != pid:
-                return (at_ms, other) if at_ms >= until_ms - CHANGE_MS * self._bounds.patience else None
-        return None
+    within_ms = WAKES_MS * evidence.bounds.patience
+    woke_ms = {hands.process_of({"actor": process.name}): process.woke_ms for process in evidence.processes}
+    for copy, before, start in again:
+        looks = hands.looks[before.partition, start.process]
+        at = bisect_left(looks, start.offset)
+        who = f"process {start.process} started {copy} of process {before.process} again"
+        if at and looks[at - 1] > before.offset:
+            yield Violation("I4", f"{who}, and had looked")
+        elif not any(0 <= start.at_ms + EDGE_MS - each <= within_ms for each in woke_ms.get(start.process, ())):
+            yield Violation("I4", f"{who}, and had not slept")
 
 
 def _result_faults(
-    evidence: Evidence, hands: Hands, messages: Mapping[MessageId, Record], fetched: Counter[MessageId]
+    evidence: Evidence, hands: Hands, messages: Mapping[MessageId, Record], again: Counter[MessageId]
 ) -> Iterator[Violation]:
     """
     I16: each ack in a transaction has its result, each result its ack; a message has one.
 
     What has a result is not redelivered and is no dead letter: the tracker sees the END before the TICK. A message has
-    one result more for each time that a copy of it was fetched again.
+    one result more for each time that a copy of it was started again.
     """
     results = Counter(
         (MessageId.parse(record.key), (record.header(PROCESS) or b"").decode()) for record in evidence.dump.results
@@ -385,11 +310,11 @@ def _result_faults(
     by_origin = Counter(_origin(messages, copy) for copy, _ in results.elements() if copy is not None)
     followed = {record.previous for record in (*evidence.dump.messages, *evidence.dump.dead_letters)}
     for copy in sorted({copy for copy, _ in results if copy is not None and copy in followed}):
-        if not fetched[_origin(messages, copy)]:
+        if not again[_origin(messages, copy)]:
             yield Violation("I16", f"{copy} has a result, and was sent again or is a dead letter")
     for origin, count in sorted(by_origin.items()):
-        if count > 1 + fetched[origin]:
-            yield Violation("I16", f"{origin} has {count} results, and was fetched again {fetched[origin]} times")
+        if count > 1 + again[origin]:
+            yield Violation("I16", f"{origin} has {count} results, and was started again {again[origin]} times")
 
 
 def is_suspect(record: Record | None, limit: int) -> bool:

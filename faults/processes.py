@@ -92,6 +92,7 @@ class Child:
         self.name, self.log = name, folder / f"{name}.log"
         self.is_ended_by_us, self.is_hung = bool(failpoint) and not failpoint.endswith(":stop"), False
         self.ended_at_ms: int | None = None
+        self.woke_ms: list[int] = []
         self.python_mib = self.jvm_mib = 0
         self.began_s, self._ended_s = time.monotonic(), 0.0
         said = folder / f"{name}{SUFFIX}"
@@ -177,6 +178,7 @@ class Child:
 
     def resume(self) -> None:
         """`kill -CONT`."""
+        self.woke_ms.append(now_ms())
         self._signal(signal.SIGCONT)
 
     def stop(self) -> int | None:
@@ -217,10 +219,10 @@ class Child:
         self.events("")
 
     def as_evidence(self) -> Process:
-        """Return how it ended."""
+        """Return how it ended, and when it was resumed."""
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
-        how = self.exit_code, self.is_ended_by_us, self.ended_at_ms, self.is_hung
-        return Process(self.kind, self.name, *how, log, self.python_mib, self.jvm_mib)
+        how = self.exit_code, self.is_ended_by_us, self.is_hung
+        return Process(self.kind, self.name, *how, log, self.python_mib, self.jvm_mib, self.woke_ms)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_running:

@@ -169,12 +169,8 @@ def _note(message: Message) -> dict[str, Any]:
     return {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
 
 
-NOTED = {"markers_resent": "resent", "receive_failed": "not_received"}
-"""Our event for what the consumer logs when an answer of the broker does not come in time."""
-
-
 class LogEvents(logging.Handler):
-    """Notes that the consumer sends markers again, or fetches messages again."""
+    """Notes that the consumer sends markers again: the answer of the broker did not come in time."""
 
     def __init__(self, events: EventFile) -> None:
         super().__init__()
@@ -182,8 +178,8 @@ class LogEvents(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note it; called with each log line of the consumer."""
-        if noted := NOTED.get(getattr(record, "action", "")):
-            self._events.write(noted)
+        if getattr(record, "action", "") == "markers_resent":
+            self._events.write("resent")
 
 
 def main(text: str) -> None:
@@ -194,7 +190,6 @@ def main(text: str) -> None:
         logging.getLogger(f"kmq_spark.consumer.{handles}").setLevel(logging.CRITICAL)
     events = EventFile.of_this_process()
     logging.getLogger().addHandler(LogEvents(events))
-    logging.getLogger("kmq_spark.consumer.pipeline").setLevel(logging.DEBUG)  # each failure, and not one a minute
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from faults.evidence import TRACKER, WORKER, Process, Reported
+from faults.evidence import WORKER, Process, Reported
 from faults.waits import Bounds, Interval
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import MessageId, Outcome, Release
@@ -231,27 +231,26 @@ def ack_again_because_another_consumer_had_no_answer(story: Story) -> None:
     story.events.append(event("resent", 11_900, actor="other-78"))
 
 
-def fetch_again_for_no_cause(story: Story) -> None:
-    """I4: a message is started a second time, and nothing has happened to the consumer that had started it."""
-    story.fetch_again(at_ms=40_000)
+def start_again(story: Story) -> None:
+    """I4: a message is started a second time, by a consumer that had not slept."""
+    story.start_again()
 
 
-def fetch_again_without_end(story: Story) -> None:
-    """I4: one consumer was killed, and what it had started in a minute is started again."""
-    for number in range(60):
-        story.add(20 + number, 11_800)
-        story.append(start(20 + number, 12_000 + 1_000 * number), end(20 + number, 12_100 + 1_000 * number))
-    story.kill_the_worker(at_ms=75_000)
-    for number in range(60):
-        story.fetch_again(20 + number, at_ms=80_000 + number, by=78)
+def start_again_long_after_it_slept(story: Story) -> None:
+    """I4: the consumer had slept, and was awake for 3 s."""
+    story.start_again(woke_ms=[37_000])
 
 
-def fetch_again_after_a_look(story: Story) -> None:
-    """I4: a consumer was killed, the next one has looked what that one had started, and starts it again."""
-    story.kill_the_worker(at_ms=35_000)
+def start_again_before_it_slept(story: Story) -> None:
+    """I4: the consumer fell asleep after it."""
+    story.start_again(woke_ms=[42_000])
+
+
+def start_again_after_a_look(story: Story) -> None:
+    """I4: the consumer has looked what others have started, has slept, and starts it again."""
     story.append(tick(38_000, term=0))
     story.resign(-1, "kmq-consumer-host-78-abcd")
-    story.fetch_again(at_ms=40_000, by=78)
+    story.start_again(woke_ms=[39_500])
 
 
 # I5: one dead letter.
@@ -285,8 +284,8 @@ def dead_letter_after_an_ack(story: Story) -> None:
 
 
 def bury_the_same_message_twice(story: Story) -> None:
-    """I5: one message, fetched again once, and three dead letters."""
-    story.fetch_again(offset=11, at_ms=12_000, ends=False)
+    """I5: one message, started again once, and three dead letters."""
+    story.start_again(offset=11, at_ms=12_000, ends=False, woke_ms=[11_500])
     story.bury(11, 2, 17_300, 2, LIMIT_REACHED, tick(17_200))
     story.append(tick(17_400))
     story.bury(11, 3, 17_500, 2, LIMIT_REACHED)
@@ -564,24 +563,6 @@ def start_a_message_of_another_logical_queue(story: Story) -> None:
     """I2: a consumer of one logical queue starts what was sent to another."""
     story.says(queue="emails")
     story.change(0, with_header(story.message(0), "kmq-logical-queue", b"invoices"))
-
-
-def fetch_again_after_a_clean_stop(story: Story) -> None:
-    """I4: its consumer ended when it was asked to, and had all the time to commit."""
-    stopped = Process(WORKER, ACTOR, 0, ended_at_ms=39_000)
-    story.processes = [stopped, Process(TRACKER, "tracker-1", 0)]
-    story.fetch_again(at_ms=40_000, by=78)
-
-
-def fetch_again_more_than_one_refused_commit(story: Story) -> None:
-    """I4: another worker has come, one commit of the first one is refused, and five of 5 s each are missing."""
-    for number in range(5):
-        story.add(20 + number, 11_800)
-        at_ms = 12_000 + 5_000 * number
-        story.append(start(20 + number, at_ms), end(20 + number, at_ms + 100))
-    story.events.append(event("began", 39_000, actor="other-78", pid=78))
-    for number in range(5):
-        story.fetch_again(20 + number, at_ms=40_000 + 200 * number, by=78)
 
 
 def send_without_the_delay(story: Story) -> None:

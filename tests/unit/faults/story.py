@@ -16,7 +16,7 @@ from kmq_spark.core.policy import QueueRules
 from tests.builders import begin_term, end, log, start, tick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from faults.evidence import Verdict
     from kmq_spark.core.events import LoggedMarker
@@ -27,8 +27,8 @@ QUEUE, LIMIT, HOUR_MS = "q", 2, 3_600_000
 LIMIT_REACHED, TTL_WAS_OVER = "delivery limit reached: 2 of 2", "expired: ttl of 3000 ms was over"
 CONSUMER = "kmq-consumer-host-77-abcd"
 """Who wrote what names no writer, but for what only a tracker writes."""
-ACTOR = "worker"
-"""Its event file."""
+ACTOR, OTHER = "worker", "other-78"
+"""Its event file, and that of another consumer."""
 
 Header = tuple[str, bytes | None]
 
@@ -337,22 +337,17 @@ class Story:
         self.append(start(4, 14_800), is_handled=False)
         self.append(end(4, 14_900, outcome=Outcome.EXPIRED, reason="expired"), tick(15_000))
 
-    def fetch_again(self, offset: int = 0, at_ms: int = 40_000, *, ends: bool = True, by: int = 77) -> None:
-        """Let a consumer start a message again, and acknowledge it."""
-        first = len(self.markers)
+    def start_again(
+        self, offset: int = 0, at_ms: int = 40_000, *, ends: bool = True, woke_ms: Sequence[int] = ()
+    ) -> None:
+        """Let another consumer, which was suspended until then, start a message again, and acknowledge it."""
+        first, name = len(self.markers), self.message(offset).id
         self.append(start(offset, at_ms, delivery_count=1 + (offset == 11)), is_handled=False)
         if ends:
             self.append(end(offset, at_ms + 100), is_handled=False)
         for at in range(first, len(self.markers)):
-            self.resign(at, f"kmq-consumer-host-{by}-abcd")
-        name, actor = self.message(offset).id, ACTOR if by == 77 else f"other-{by}"
-        if by != 77 and all(each["actor"] != actor for each in self.events):
-            self.events.append(event("began", -(10**6), actor=actor, pid=by))
+            self.resign(at, "kmq-consumer-host-78-abcd")
+        self.processes = [*self.processes, Process(WORKER, OTHER, 0, woke_ms=woke_ms)]
+        self.events += [event("began", -(10**6), actor=OTHER, pid=78), event("ended", 10**6, actor=OTHER)]
         for kind in ("delivered", "handled") if ends else ("delivered",):
-            self.events.append(event(kind, at_ms + 50, offset, name, actor=actor))
-
-    def kill_the_worker(self, at_ms: int) -> None:
-        """Let the consumer of the story end by `kill -9`."""
-        killed = Process(WORKER, ACTOR, 137, is_ended_by_us=True, ended_at_ms=at_ms)
-        self.processes = [killed, Process(TRACKER, "tracker-1", 0)]
-        self.events = [each for each in self.events if each["event"] != "ended"]
+            self.events.append(event(kind, at_ms + 50, offset, name, actor=OTHER))

@@ -13,6 +13,7 @@ from tests.unit.faults.story import (
     DEAD_LETTERED,
     HOUR_MS,
     LIMIT,
+    OTHER,
     REDELIVERED,
     TTL_WAS_OVER,
     Story,
@@ -85,44 +86,22 @@ def test_ack_after_the_dead_letter_is_counted_and_allowed() -> None:
     assert verdict.counts["late_acks"] == 2
 
 
-def test_message_fetched_again_may_come_twice() -> None:
-    """Its consumer died between START and commit, longer ago than a lease: two leases, a redelivery each."""
+def test_message_may_be_started_again_by_a_consumer_that_slept() -> None:
+    """It was suspended as it wrote the START, longer than its session: two leases, a redelivery each."""
     story = Story()
-    story.kill_the_worker(at_ms=11_000)
-    story.fetch_again(1, 12_000, ends=False, by=78)
+    story.start_again(1, 12_000, ends=False, woke_ms=[2_000, 11_500])
     story.redeliver(1, 12, 20_100, tick(20_000))
     verdict = story.verdict()
     assert verdict.violations == []
-    assert verdict.counts["fetched_again"] == 1
+    assert verdict.counts["started_again"] == 1
 
 
-def test_message_may_be_fetched_again_after_the_broker_was_away() -> None:
-    """Its consumer lives, and could not commit."""
-    story = Story()
-    story.bounds = Bounds(away=[Interval(1_500, 11_000)])
-    story.fetch_again(1, 12_000, ends=False, by=78)
-    story.redeliver(1, 12, 20_100, tick(20_000))
-    assert story.verdict().violations == []
-
-
-def test_message_may_be_fetched_again_after_another_worker_came() -> None:
-    """One commit of its living consumer is refused: the group has changed."""
-    story = Story()
-    story.events.append(event("began", 11_000, actor="other-78", pid=78))
-    story.fetch_again(1, 12_000, ends=False, by=78)
-    story.redeliver(1, 12, 20_100, tick(20_000))
-    verdict = story.verdict()
-    assert verdict.violations == []
-    assert verdict.counts["fetched_again_from_the_living"] == 1
-
-
-def test_message_that_was_fetched_again_may_have_two_results() -> None:
-    """Its consumer died between START and position, after its transaction: two acks, a result each."""
+def test_message_that_was_started_again_may_have_two_results() -> None:
+    """Two acks in transactions, a result each."""
     story = Story()
     story.work_in_transactions()
-    story.kill_the_worker(at_ms=11_000)
-    story.fetch_again(0, 12_000, by=78)
-    story.events.append(event("began", 11_500, actor="other-78", pid=78, mode="transaction"))
+    story.start_again(0, 12_000, woke_ms=[11_500])
+    next(each for each in story.events if each["actor"] == OTHER)["mode"] = "transaction"
     story.add_result(0, 12_090, process="78")
     assert story.verdict().violations == []
 
@@ -184,29 +163,6 @@ def test_rules_where_the_end_lies_say_what_becomes_of_an_expired_message() -> No
     story.append(rules(QueueRules(1, LIMIT, dead_letters_expired=True), 19_150))
     story.bury(4, 2, 19_200, 1, TTL_WAS_OVER)
     assert story.verdict().violations == []
-
-
-def test_message_whose_start_the_broker_confirmed_too_late_is_fetched_again() -> None:
-    """No fault was active: the machine was busy, and the consumer says that it gave the START up."""
-    story = Story()
-    story.fetch_again(at_ms=40_000)
-    assert {one.invariant for one in story.verdict().violations} == {"I4"}
-    story.events.append(event("not_received", 39_000, actor="other-78"))
-    assert {one.invariant for one in story.verdict().violations} == {"I4"}
-    story.events.append(event("not_received", 39_000))
-    assert story.verdict().violations == []
-
-
-def test_late_answers_excuse_only_what_was_started_again_after_them() -> None:
-    """60 messages were started, one a second, and started again. Of 61 late answers only one came in between."""
-    story = Story()
-    for number in range(60):
-        story.add(20 + number, 11_800)
-        story.append(start(20 + number, 12_000 + 1_000 * number), end(20 + number, 12_100 + 1_000 * number))
-    story.events += [event("not_received", at_ms) for at_ms in (*range(3_000, 3_060), 79_000)]
-    for number in range(60):
-        story.fetch_again(20 + number, at_ms=80_000 + 1_000 * number)
-    assert "I4" in {one.invariant for one in story.verdict().violations}
 
 
 def test_injector_may_write_an_expired_end_of_the_tracker_again() -> None:
