@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.markers import MarkerType
@@ -167,8 +167,8 @@ def test_consumer_refuses_where_the_markers_are_removed_and_begins_where_an_oper
 WORKER = """
 import sys
 from kmq_spark.consumer.consumer import QueueConsumer
-queue, servers, count = sys.argv[1:]
-extra = {"session.timeout.ms": "3000", "group.protocol": "classic"}
+queue, servers, count, session_ms = sys.argv[1:]
+extra = {"session.timeout.ms": session_ms, "group.protocol": "classic"}
 with QueueConsumer(queue, bootstrap_servers=servers, lease=1, max_lease=1, extra=extra) as consumer:
     while not (first := consumer.receive(1)):
         pass
@@ -179,12 +179,15 @@ with QueueConsumer(queue, bootstrap_servers=servers, lease=1, max_lease=1, extra
 """
 
 
+def worker(queue: Queue, count: int = 1, session_ms: int = 3_000) -> list[str]:
+    """Return a program that acknowledges a message, and receives more."""
+    return [sys.executable, "-c", WORKER, queue.name, queue.bootstrap_servers, str(count), str(session_ms)]
+
+
 def die(queue: Queue, point: str, count: int) -> None:
     """Acknowledge a message, receive more, and die at a crash point."""
-    program = [sys.executable, "-c", WORKER, queue.name, queue.bootstrap_servers, str(count)]
-    done = subprocess.run(
-        program, env={**os.environ, VARIABLE: point}, capture_output=True, timeout=ENDS_S, check=False
-    )
+    environment = {**os.environ, VARIABLE: point}
+    done = subprocess.run(worker(queue, count), env=environment, capture_output=True, timeout=ENDS_S, check=False)
     assert done.returncode == EXIT_CODE, done.stderr.decode()[-2_000:]
 
 
@@ -284,9 +287,8 @@ def test_consumer_that_slept_for_a_session_does_not_start_what_others_have_done(
     if not has_looked:
         finish(queue, 1)
         queue.send(*map(str, range(1, 20)))
-    program = [sys.executable, "-c", WORKER, queue.name, queue.bootstrap_servers, "5"]
     environment = {**os.environ, VARIABLE: f"consumer.fetched:{1 + has_looked}:stop"}
-    with subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL) as sleeper:
+    with subprocess.Popen(worker(queue, 5), env=environment, stderr=subprocess.DEVNULL) as sleeper:
         try:
             if has_looked:
                 assert wait_until(lambda: queue.committed() == {0: 1})
@@ -299,6 +301,50 @@ def test_consumer_that_slept_for_a_session_does_not_start_what_others_have_done(
         finally:
             sleeper.kill()
     assert starts(queue) == [*range(21)]
+
+
+def test_consumer_goes_on_while_its_group_waits_for_another_member(make_queue: Callable[..., Queue]) -> None:
+    """Until that one has joined again, or its session is over, the broker answers no commit of those that have."""
+    queue = make_queue(partitions=2)
+    for partition in range(2):
+        queue.send("first", partition=partition)
+    finish(queue, 2)
+    admin, group = AdminClient({"bootstrap.servers": queue.bootstrap_servers}), f"kmq.{queue.name}"
+
+    def is_waiting() -> bool:
+        state = admin.describe_consumer_groups([group])[group].result().state
+        return bool(state is ConsumerGroupState.PREPARING_REBALANCING)
+
+    extra = {"group.protocol": "classic", "session.timeout.ms": "2000"}
+    program = worker(queue, session_ms=30_000)
+    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as sleeper, contextlib.ExitStack() as ends:
+        ends.callback(sleeper.kill)
+        consumer = ends.enter_context(consumer_of(queue, extra=extra))
+        assert wait_until(lambda: not consumer.receive(1, timeout=0.1) and len(consumer._pipeline.owned) == 1)
+        sleeper.send_signal(signal.SIGSTOP)
+        with consumer_of(queue, extra=extra):
+            assert wait_until(is_waiting)
+            time.sleep(1.5)  # half a session and more
+            queue.send("a", partition=min(consumer._pipeline.owned))
+            receive_all(consumer, 1)[0].ack()
+            assert is_waiting()
+            sleeper.send_signal(signal.SIGCONT)
+
+
+def test_what_the_group_has_passed_meanwhile_is_not_started(queue: Queue) -> None:
+    """Another consumer has gone on, while this one had no answer to a START; then it looks again."""
+    queue.send(*map(str, range(20)))
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        assert wait_until(lambda: queue.committed() == {0: 1})
+        fetcher = consumer._pipeline._fetcher
+        (place,) = fetcher.client.committed([TopicPartition(queue.name, 0)], COMES_S)
+        place.offset = 10
+        fetcher.client.commit(offsets=[place], asynchronous=False)
+        fetcher.unchecked.add(0)
+        found = receive_all(consumer, 10)
+        assert consumer.receive(10, timeout=1.0) == []
+    assert [message.id.message_offset for message in found] == [*range(10, 20)]
 
 
 def test_own_record_reaches_a_partition_that_was_added(queue: Queue) -> None:
