@@ -71,10 +71,9 @@ class Stage:
         return QueueConsumer(self.queue, bootstrap_servers=self.bootstrap_servers, **{**defaults, **options})  # type: ignore[arg-type]
 
     @contextmanager
-    def tracking(self, group: str = "", **tracker: object) -> Iterator[QueueTracker]:
-        """Run a tracker in this process for the time of a block: of the queue, or of one of its groups."""
-        name = f"{self.queue}@{group}" if group else self.queue
-        queue_tracker = QueueTracker(self.spark, name, self.settings(**tracker))  # type: ignore[arg-type]
+    def tracking(self, **tracker: object) -> Iterator[QueueTracker]:
+        """Run a tracker in this process for the time of a block."""
+        queue_tracker = QueueTracker(self.spark, self.queue, self.settings(**tracker))  # type: ignore[arg-type]
         failure: list[BaseException] = []
 
         def run() -> None:

@@ -148,7 +148,7 @@ def serve_until(consumers: list[QueueConsumer], counts: list[int]) -> bool:
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.slow)])
 def test_position_does_not_go_back_when_a_partition_that_had_messages_ahead_returns(
     make_queue: Callable[..., Queue], protocol: str
 ) -> None:

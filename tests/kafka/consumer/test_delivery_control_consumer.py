@@ -108,46 +108,45 @@ def test_extended_message_is_held_past_its_lease_and_the_others_are_not(queue: Q
     assert (covered(extension.marker), extension.marker.redeliver_after_ms) == ([0], 60_000)
 
 
-@pytest.mark.parametrize("duration", [0.5, 12 * 3_600 + 1])
-def test_lease_out_of_bounds_is_refused_and_nothing_changes(queue: Queue, duration: float) -> None:
+def test_lease_out_of_bounds_is_refused_and_nothing_changes(queue: Queue) -> None:
     queue.send("a")
+    durations = (0.5, 12 * 3_600 + 1)
     with consumer_of(queue) as consumer:
-        with pytest.raises(ConfigError, match="lease is out of bounds"):
-            consumer.receive(1, lease=duration)
+        for duration in durations:
+            with pytest.raises(ConfigError, match="lease is out of bounds"):
+                consumer.receive(1, lease=duration)
         (message,) = receive_all(consumer, 1)
-        with pytest.raises(ConfigError, match=r"duration is out of bounds: got .*, 1 to 43200 seconds"):
-            message.extend(duration)
+        for duration in durations:
+            with pytest.raises(ConfigError, match=r"duration is out of bounds: got .*, 1 to 43200 seconds"):
+                message.extend(duration)
         assert message.is_held
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"), [("no such order", "no such order"), (KeyError("order"), "KeyError: 'order'")]
-)
-def test_failed_message_keeps_what_went_wrong(queue: Queue, error: str | Exception, reason: str) -> None:
+def test_failed_message_keeps_what_went_wrong(queue: Queue) -> None:
     """Unlike `release`, it adds the queue's backoff, as for a handler that raises."""
     queue.send("a")
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
-        message.fail(error, delay=2)
+        message.fail(KeyError("order"), delay=2)
         assert message.settled_by == "release"
     (written,) = queue.markers(MarkerType.KEEPALIVE)
     marker = written.marker
-    assert (marker.release, marker.redeliver_after_ms, marker.reason) == (Release.FAILED, 2_000, reason)
+    assert (marker.release, marker.redeliver_after_ms, marker.reason) == (Release.FAILED, 2_000, "KeyError: 'order'")
 
 
 def test_flooded_logical_queue_does_not_hold_up_another_ones_message(queue: Queue) -> None:
-    write(queue, *["flood"] * 20_000, logical_queue="reports")
+    write(queue, *["flood"] * 3_000, logical_queue="reports")
     write(queue, "mail", logical_queue="emails")
     write(queue, "plain")
     with consumer_of(queue, logical_queue="emails") as emails, consumer_of(queue) as plain:
         (mail,) = receive_all(emails, 1, max_messages=1)
         (other,) = receive_all(plain, 1, max_messages=1)
         assert (mail.value, other.value) == (b"mail", b"plain")
-        # not a marker for the 20,000 that are not theirs
-        assert [covered(each.marker) for each in queue.markers(MarkerType.START)] == [[20_000], [20_001]]
+        # not a marker for the 3,000 that are not theirs
+        assert [covered(each.marker) for each in queue.markers(MarkerType.START)] == [[3_000], [3_001]]
         mail.ack()
         other.ack()
-        assert wait_until(lambda: queue.committed(f"kmq.{queue.name}.queue-emails") == {0: 20_002})
+        assert wait_until(lambda: queue.committed(f"kmq.{queue.name}.queue-emails") == {0: 3_002})
     with consumer_of(queue, logical_queue="reports") as reports:
         assert {each.value for each in receive_all(reports, 500)} == {b"flood"}
 

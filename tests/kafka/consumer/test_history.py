@@ -196,8 +196,7 @@ def starts(queue: Queue) -> list[int]:
     return sorted(offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker))
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.2])
-@pytest.mark.parametrize("copies", [0, 1])
+@pytest.mark.parametrize(("delay", "copies"), [(0.0, 0), (0.2, 1)])
 def test_message_of_a_consumer_that_died_before_its_commit_has_one_result(
     queue: Queue, results: Queue, delay: float, copies: int
 ) -> None:

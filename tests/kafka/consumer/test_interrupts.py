@@ -69,10 +69,12 @@ class Interrupt:
         return self._line
 
 
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_interrupted(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, stride: int, *, is_ahead: bool
 ) -> None:
+    """Each fifth step, and each step in `make test-slow`."""
     monkeypatch.setattr(pipeline, "QUICK_CALLS", 0 if is_ahead else 1_000_000)
     monkeypatch.setattr(pipeline, "AWAY_S", 3_600.0)
     queue.send(*map(str, range(2_500)))
@@ -95,11 +97,11 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
             following = ack(receive_all(consumer, 2, max_messages=2))
             received.update(following)
             history[min(following)] = interrupt.at
-            step += 1
+            step += stride
         assert kept.is_held
         received.update(ack([kept]))
         assert consumer.in_flight_count == 0 or is_ahead
-    assert len(places) > 60, places
+    assert len(places) > 60 // stride, places
     (position,) = queue.committed().values()
     assert received.most_common(1)[0][1] == 1
     found = {*received, *given_back(queue)}

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.kafka
 
-PROTOCOLS = ["classic", "consumer"]
-
 
 def fill(queue: Queue, consumer: QueueConsumer, partitions: int) -> list[Message]:
     """Let a consumer own every partition and hold all it may, until it has paused its partitions."""
@@ -30,7 +28,7 @@ def fill(queue: Queue, consumer: QueueConsumer, partitions: int) -> list[Message
     return messages
 
 
-@pytest.mark.parametrize("group_protocol", PROTOCOLS)
+@pytest.mark.parametrize("group_protocol", ["classic", pytest.param("consumer", marks=pytest.mark.slow)])
 def test_partition_that_was_revoked_while_the_consumer_was_full_is_read_when_it_comes_back(
     make_queue: Callable[..., Queue], group_protocol: str
 ) -> None:

@@ -15,6 +15,7 @@ from faults.proxy import Connection, Proxy
 from kmq_spark.consumer import history, membership
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka import transaction
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.kafka.transaction import TransactionalProducer
@@ -161,7 +162,9 @@ def test_message_whose_start_had_no_answer_is_left_to_the_tracker(far_queue: Que
         assert consumer.receive(10, timeout=1.0) == []
 
 
-def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(far_queue: Queue, proxy: SilentProxy) -> None:
+def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(
+    far_queue: Queue, proxy: SilentProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After `OFFSETS_WAIT_S`, not after `timeout`: the call may never return, and redelivery waits for it."""
     group = f"offsets-{far_queue.name}"
     config = transactional_producer_config(far_queue.bootstrap_servers, group, group, None)
@@ -169,8 +172,10 @@ def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(far_qu
     positions = [TopicPartition(far_queue.name, 0, 7)]
     producer = TransactionalProducer(config, 60)
     proxy.unanswered = COORDINATOR
-    with pytest.raises(KafkaClientError, match="got no answer within 5 s") as raised:
-        producer.run(lambda: None, positions, member.consumer_group_metadata())
+    with monkeypatch.context() as impatient:
+        impatient.setattr(transaction, "OFFSETS_WAIT_S", 1.0)
+        with pytest.raises(KafkaClientError, match="got no answer within 1 s") as raised:
+            producer.run(lambda: None, positions, member.consumer_group_metadata())
     assert (raised.value.retriable, producer.has_ended) == (True, True)
     proxy.unanswered = frozenset()
     again = TransactionalProducer(config, 60)

@@ -155,7 +155,9 @@ def test_queue(kmq_broker, number):
 """
 
 
-@pytest.mark.parametrize("text", [EMPTY, pytest.param(BROKERS, marks=pytest.mark.kafka)], ids=["queue", "broker"])
+@pytest.mark.parametrize(
+    "text", [EMPTY, pytest.param(BROKERS, marks=[pytest.mark.kafka, pytest.mark.slow])], ids=["queue", "broker"]
+)
 def test_fixture_of_pytest_is_there(tmp_path: Path, text: str) -> None:
     test = tmp_path / "test_mine.py"
     test.write_text(text)

@@ -166,7 +166,8 @@ import os, sys, time
 import dramatiq
 from kmq_spark.contrib.dramatiq import KmqBroker
 
-dramatiq.set_broker(KmqBroker(os.environ["QUEUE"], bootstrap_servers=os.environ["SERVERS"], lease=2))
+options = {"lease": 2, "extra": {"session.timeout.ms": "3000"}}
+dramatiq.set_broker(KmqBroker(os.environ["QUEUE"], bootstrap_servers=os.environ["SERVERS"], **options))
 
 def note(line):
     with open("log", "a") as log:

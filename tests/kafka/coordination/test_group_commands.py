@@ -31,14 +31,14 @@ class Group:
         self.name, self.servers, self.topic = f"group-{time.time_ns()}", bootstrap_servers, topic
         self._made: list[Coordinator] = []
 
-    def member(self, client_id: str, **options: Any) -> Coordinator:
+    def member(self, client_id: str, *, heartbeat: float = T / 1000, **options: Any) -> Coordinator:
         """Join."""
         one = Coordinator(
             self.name,
             bootstrap_servers=self.servers,
             topic=self.topic,
             client_id=client_id,
-            heartbeat=T / 1000,
+            heartbeat=heartbeat,
             **options,
         )
         one.join()
@@ -122,12 +122,11 @@ def test_describe_shows_members_tasks_resources_and_findings(group: Group) -> No
 
 def test_group_without_a_live_member_is_unhealthy(group: Group) -> None:
     """Silent for more than 2T, although no record has dropped it yet; with what to do and exit code 3."""
-    member = with_work(group)
-    member.close(leave=False)
+    group.member("a", heartbeat=1).close(leave=False)
     assert wait_until(lambda: group.kmq("describe").exit_code == 3)
     found = json.loads(group.kmq("describe", "-o", "json").stdout)
     (row,) = found["member_rows"]
-    assert (found["state"], row["is_stale"], row["silent_ms"] > 2 * T) == ("empty", True, True)
+    assert (found["state"], row["is_stale"], row["silent_ms"] > 2_000) == ("empty", True, True)
     (finding,) = [each for each in found["findings"] if each["check"] == "members"]
     assert (finding["level"], finding["repair"]) == ("unhealthy", "start the group's processes")
     assert finding["what"].startswith("no live member: silent are a for ")

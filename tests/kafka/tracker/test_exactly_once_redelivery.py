@@ -8,6 +8,7 @@ import time
 import pytest
 
 from kmq_spark.demo.audit import audit
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.tracker.service import TrackerService
 from tests.kafka.conftest import wait_until
@@ -47,21 +48,21 @@ def test_available_now_run_handles_what_is_due_and_ends(stage: Stage) -> None:
     assert (tracker.stats.redelivered, again.delivery_count) == (1, 2)
 
 
-def test_one_application_tracks_several_queues(stage: Stage) -> None:
-    """A query, a checkpoint and a transactional id for each queue, in one Spark application."""
-    other = Stage(stage.spark, stage.bootstrap_servers, stage.folder, f"other.{stage.queue}")
-    service = TrackerService(stage.spark, [stage.queue, other.queue], stage.settings())
+def test_one_application_tracks_a_queue_and_a_subscription_of_it(stage: Stage) -> None:
+    """A query, a checkpoint and a transactional id for each. What is redelivered to one is no work for the other."""
+    names = [stage.queue, f"{stage.queue}@billing"]
+    create_queue_topics(names[1], bootstrap_servers=stage.bootstrap_servers)
+    service = TrackerService(stage.spark, names, stage.settings())
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
         assert all(tracker.wait_ready(COMES_S) for tracker in service.trackers)
-        for each in (stage, other):
-            each.send(each.queue)
-        for each in (stage, other):
-            with each.consumer() as consumer:
+        stage.send("a")
+        for options in ({}, {"subscription": "billing"}):
+            with stage.consumer(**options) as consumer:
                 first, second = receive_all(consumer, 1) + receive_all(consumer, 1)
                 second.ack()
-                assert (first.value, second.value) == (each.queue.encode(), each.queue.encode())
+                assert (first.value, second.value, second.delivery_count) == (b"a", b"a", 2)
     finally:
         service.stop()
         thread.join(COMES_S)
