@@ -50,7 +50,7 @@ bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results 
 faults: .venv/.dev .venv/.jars ## break things for more than an hour; writes faults/results.json and .md
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
 
-faults-short: .venv/.dev .venv/.jars ## the short form of two faults, two minutes
+faults-short: .venv/.dev .venv/.jars ## the short form of one fault, a minute or two
 	@$(PYTEST) $(SPREAD_SLOW) -m "faults and not long"
 
 soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what grows; MINUTES=6 for less

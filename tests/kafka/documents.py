@@ -25,6 +25,7 @@ import pytest
 import yaml
 
 from kmq_spark.local.probe import free_port
+from tests.brokers import quick_java
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Reader:
 
     def __init__(self, folder: Path, port: int, spare_port: int) -> None:
         self.folder = folder
+        self.printed: dict[str, str] = {}
+        """What each block of Python wrote to stdout, by the name of its file."""
         self._ports = {"9092": str(port), "9333": str(spare_port)}
         self._running: list[Running] = []
         self._number = 0
@@ -186,7 +189,7 @@ class Reader:
                 else:
                     self._end(running)
                 return
-        self.run(f"python {name}")
+        self.printed[name] = self.run(f"python {name}")
 
     def _run_sql(self, text: str) -> None:
         """Run a query on the ledger in the folder, by DuckDB."""
@@ -198,9 +201,10 @@ class Reader:
         self._make_way(command)
         self._number += 1
         log = self.folder / f"{self._number}.log"
+        environment = {**self._environment, **(quick_java() if "kmq up" in command else {})}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {self._with_ports(command)}"], cwd=self.folder, env=self._environment,
+                ["/bin/sh", "-c", f"exec {self._with_ports(command)}"], cwd=self.folder, env=environment,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         running = Running(command, process, log)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,14 @@ import pytest
 
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.errors import LedgerError, TopicError
+from kmq_spark.kafka.topics import create_queue_topics
 from kmq_spark.ledger.schema import Location
 from kmq_spark.ledger.service import LedgerService
 from kmq_spark.ledger.tables import exclusive
+from tests.kafka.conftest import delete_topics
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
     from tests.kafka.conftest import Queue
@@ -75,16 +74,27 @@ def test_signal_to_the_process_group_ends_the_ledger_cleanly(queue: Queue, tmp_p
     assert "Error" not in log.read_text()
 
 
-def test_ledger_without_its_checkpoints_goes_on_where_its_tables_end(
+def test_ledger_goes_on_without_its_checkpoints_and_stops_with_what_to_do_where_records_are_gone(
     queue: Queue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """No row is written twice."""
-    queue.send("a", "b")
+    """Without checkpoints no row is written twice. A topic that was made anew is shorter than the checkpoint says."""
+    queue.send("a", "b", "c")
     settings = ledger_settings(queue.bootstrap_servers, tmp_path)
-    assert write_ledger(spark, queue.name, settings) == {"messages": 2}
+    assert write_ledger(spark, queue.name, settings) == {"messages": 3}
     shutil.rmtree(tmp_path / "_checkpoints")
-    queue.send("c")
+    queue.send("d")
     assert write_ledger(spark, queue.name, settings) == {"messages": 1}
+    delete_topics(queue.bootstrap_servers, queue.name)
+    with pytest.raises(TopicError, match="does not exist"):
+        write_ledger(spark, queue.name, settings)
+    create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
+    queue.send("e")
+    with pytest.raises(LedgerError) as raised:
+        write_ledger(spark, queue.name, settings)
+    assert re.search(
+        r"were removed before the ledger read them, or the topic was deleted and created again: .*; to continue",
+        str(raised.value),
+    )
 
 
 def test_ledger_in_a_catalog_has_tables_of_a_schema(queue: Queue, spark: SparkSession, tmp_path: Path) -> None:
@@ -117,31 +127,3 @@ def test_two_processes_do_not_write_one_ledger_on_a_disk(queue: Queue, spark: Sp
     settings = ledger_settings(queue.bootstrap_servers, tmp_path)
     with exclusive(Location(str(tmp_path))), pytest.raises(LedgerError, match="is in use: another process"):
         write_ledger(spark, queue.name, settings)
-
-
-def test_records_that_are_gone_stop_the_ledger_with_what_to_do(
-    make_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
-) -> None:
-    """A topic that was made anew is shorter than the checkpoint says."""
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415  # used here alone
-
-    from kmq_spark.kafka.topics import create_queue_topics  # noqa: PLC0415  # as above
-
-    queue = make_queue()
-    queue.send("a", "b", "c")
-    settings = ledger_settings(queue.bootstrap_servers, tmp_path)
-    assert write_ledger(spark, queue.name, settings) == {"messages": 3}
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    for future in admin.delete_topics([queue.name], operation_timeout=10).values():
-        future.result()
-    with pytest.raises(TopicError, match="does not exist"):
-        write_ledger(spark, queue.name, settings)
-    time.sleep(0.5)
-    create_queue_topics(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=1)
-    queue.send("d")
-    with pytest.raises(LedgerError) as raised:
-        write_ledger(spark, queue.name, settings)
-    assert re.search(
-        r"were removed before the ledger read them, or the topic was deleted and created again: .*; to continue",
-        str(raised.value),
-    )

@@ -96,9 +96,10 @@ def test_secure_cluster_knows_its_users_and_allows_only_the_operator(tmp_path: P
         with EmbeddedCluster(1, tmp_path / "data", users=["viewer"], environment=quick_java()) as cluster:
             if not start:
                 create(cluster, "admin")
-            for key, value in (("sasl.password", "wrong"), ("security.protocol", "PLAINTEXT")):
-                with pytest.raises(KafkaException):
-                    AdminClient(settings(cluster, "admin") | {key: value}).list_topics(timeout=3)
+            else:
+                for key, value in (("sasl.password", "wrong"), ("security.protocol", "PLAINTEXT")):
+                    with pytest.raises(KafkaException):
+                        AdminClient(settings(cluster, "admin") | {key: value}).list_topics(timeout=3)
             assert send_and_read(cluster, b"value", "admin") == b"value"
             assert TOPIC not in AdminClient(settings(cluster, "viewer")).list_topics(timeout=COMES_S).topics
     with pytest.raises(SetupError, match="they are of 1 brokers, with users; give the same options, or a new folder"):

@@ -1,63 +1,46 @@
-"""The Spark sink whose Python workers die at its crash points, and whose driver is killed: every row once."""
+"""A slot of the Spark sink whose process dies at a crash point; the campaign kills the processes of Spark (S4)."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
-from kmq_spark.failpoints import FAILPOINTS, ONCE_VARIABLE, VARIABLE
+from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from tests.kafka.conftest import Queue, seen
 from tests.limits import ENDS_S
 
-if TYPE_CHECKING:
-    from pathlib import Path
+pytestmark = pytest.mark.kafka
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
+ROWS = 1_000
 
-ROWS = 3_000
-
-SINK = f"""
+WRITE = f"""
 import sys
-from kmq_spark.sink import write_queue
-from kmq_spark.spark.session import build_session, session_settings
+from kmq_spark.core.sinking import Batch
+from kmq_spark.sink.slot_writer import Row, SinkSettings, write_slot
 
-# Eight failures of a task end a job.
-spark = build_session("sink", master="local[2,8]", settings=session_settings(driver_memory="1g"))
-frame = spark.range({ROWS}).selectExpr("cast(id as string) as v")
-summary = write_queue(
-    frame, sys.argv[2], sink_id="s", run_id="1", value="v", bootstrap_servers=sys.argv[1], slots=4,
-    rows_per_transaction=100,
-)
-print(summary.rows, flush=True)
-spark.stop()
+settings = SinkSettings(sys.argv[2], "s", sys.argv[1], rows_per_transaction=100)
+rows = (Row(b"%d" % number, None, None, None, None, None) for number in range({ROWS}))
+print(*write_slot(settings, Batch("run:1", 0, settings.slots), 0, rows))
 """
 
 
-def start(queue: Queue, **environment: str) -> subprocess.Popen[bytes]:
-    """Start a batch job."""
-    command = [sys.executable, "-c", SINK, queue.bootstrap_servers, queue.name]
-    return subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+def write(queue: Queue, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Write a slot in a process of its own, as one attempt of a task does."""
+    return subprocess.run(
+        [sys.executable, "-c", WRITE, queue.bootstrap_servers, queue.name],
+        capture_output=True, text=True, check=False, timeout=ENDS_S, env={**os.environ, **environment},
+    )  # fmt: skip
 
 
-def every_row_once(queue: Queue) -> bool:
-    """Return whether every row is there, each once."""
-    counts = Counter(map(int, seen(queue)))
-    return sorted(counts) == list(range(ROWS)) and set(counts.values()) == {1}
-
-
-@pytest.mark.parametrize("point", [name for name in FAILPOINTS if name.startswith("sink.")])
-def test_task_whose_worker_dies_at_a_crash_point_is_run_again_and_every_row_is_written_once(
-    queue: Queue, tmp_path: Path, point: str
+@pytest.mark.parametrize(("point", "committed"), [("sink.rows-sent", 200), ("sink.committed", 300)])
+def test_slot_whose_writer_dies_in_its_third_transaction_is_continued_and_every_row_is_written_once(
+    queue: Queue, point: str, committed: int
 ) -> None:
-    once = tmp_path / "once"
-    output, _ = start(queue, **{VARIABLE: f"{point}:3", ONCE_VARIABLE: str(once)}).communicate(timeout=ENDS_S)
-    assert once.exists()
-    assert output.strip() == str(ROWS).encode()
-    assert every_row_once(queue)
+    first = write(queue, **{VARIABLE: f"{point}:3"})
+    assert first.returncode == EXIT_CODE, first.stderr
+    again = write(queue)
+    assert again.stdout.split() == ["0", str(ROWS - committed), str(committed)], again.stderr
+    assert sorted(map(int, seen(queue))) == list(range(ROWS))

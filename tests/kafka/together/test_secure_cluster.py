@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["no_process_outlives_its_test"]  # a fixture of this module
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 QUEUE = "orders"
 HOLDS = """

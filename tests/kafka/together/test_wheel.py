@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.brokers import quick_java
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import wait_until
 from tests.limits import ENDS_S
@@ -47,14 +49,17 @@ def test_message_is_redelivered_by_what_the_wheel_contains(tmp_path: Path) -> No
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT], check=True)
     subprocess.run([*pip, "install", "--no-deps", "--target", site, *tmp_path.glob("*.whl")], check=True)
     (app / "shop.py").write_text(HANDLER)
-    outside = {"cwd": app, "env": {**os.environ, "PYTHONPATH": str(site), "KMQ_WORKER__LEASE": "1"}}
+    environment = {**os.environ, "PYTHONPATH": str(site), "KMQ_WORKER__LEASE": "1"}
+    outside: dict[str, Any] = {"cwd": app, "env": environment}
     up = subprocess.Popen(
-        [sys.executable, "-m", "kmq_spark.cli.main", "up"], stdout=subprocess.PIPE, text=True, **outside
-    )  # type: ignore[call-overload]  # the options of both calls
+        [sys.executable, "-m", "kmq_spark.cli.main", "up"], stdout=subprocess.PIPE, text=True, cwd=app,
+        env={**environment, **quick_java()},
+    )  # fmt: skip
+    assert up.stdout is not None
     try:
         broker = up.stdout.readline().split("--bootstrap-server ")[1].split()[0]
         assert code_of(start(broker, "queue", "create", "orders", **outside)) == 0
-        subprocess.run([sys.executable, "-c", SEND, broker], check=True, **outside)  # type: ignore[call-overload]  # as above
+        subprocess.run([sys.executable, "-c", SEND, broker], check=True, **outside)
         assert code_of(start(broker, "worker", "shop:handle", "orders", **outside)) == -signal.SIGKILL
         with (app / "log").open("wb") as log, (app / "output").open("wb") as output:
             start(broker, "tracker", "run", "orders", **outside, stdout=log, stderr=log)

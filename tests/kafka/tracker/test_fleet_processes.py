@@ -1,15 +1,16 @@
-"""Processes of `kmq tracker run --fleet`, one of which loses its JVM; the campaign kills and stops some (G6)."""
+"""A process of `kmq tracker run --fleet` that loses its JVM; the campaign kills and stops some of three (G6)."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from faults.processes import Tracker, processes_of
+from tests.kafka.conftest import wait_until
+from tests.kafka.tracker.noting_fleet import Fleet
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
@@ -22,38 +23,28 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mar
 
 
 @pytest.fixture
-def queues(make_queue: Callable[..., Queue]) -> list[Queue]:
-    """Two queues of one fleet."""
-    return [make_queue(), make_queue()]
-
-
-@pytest.fixture
-def members(queues: list[Queue], tmp_path: Path) -> Iterator[list[Tracker]]:
-    """Two processes of the fleet, each with a checkpoint folder of its own as on a machine of its own."""
-    names, fleet = [queue.name for queue in queues], f"fleet-{time.time_ns()}"
-    made = [
-        Tracker(
-            names, queues[0].bootstrap_servers, tmp_path, member, checkpoint=tmp_path / member, fleet=(fleet, member)
-        )
-        for member in ("a", "b")
-    ]
-    yield made
-    for member in made:
-        member.end()
+def fleet(bootstrap_servers: str) -> Iterator[Fleet]:
+    """A fleet of this test, with the topic that the campaign's trackers coordinate through."""
+    with Fleet(bootstrap_servers, topic="") as made:
+        made.topic = f"{made.name}.coordination"
+        yield made
 
 
 def test_process_without_a_jvm_ends_and_the_standby_takes_its_queues(
-    queues: list[Queue], members: list[Tracker]
+    fleet: Fleet, make_queue: Callable[..., Queue], tmp_path: Path
 ) -> None:
     """With exit code 1 and one line; the queues are released, so nothing waits for 2T."""
-    first, second = members
-    for member in members:
-        assert member.wait_for("joined", COMES_S), member.last_words()
-    assert first.wait_for("ready", COMES_S), first.last_words()
-    for process in processes_of(first.group):
-        if process.is_jvm:
-            os.kill(process.pid, signal.SIGKILL)
-    assert first.wait(ENDS_S) == 1
-    names = {queue.name for queue in queues}
-    assert second.until(lambda: {event["queue"] for event in second.events("ready")} == names, COMES_S)
-    assert "\nkmq: the JVM of Spark is gone" in first.log.read_text(errors="replace")
+    queues = sorted(make_queue().name for _ in range(2))
+    victim = Tracker(queues, fleet.servers, tmp_path, "a", fleet=(fleet.name, "a"))
+    try:
+        assert victim.wait_for("joined", COMES_S), victim.last_words()
+        standby = fleet.process("b", *queues)
+        assert victim.wait_for("ready", COMES_S), victim.last_words()
+        for process in processes_of(victim.group):
+            if process.is_jvm:
+                os.kill(process.pid, signal.SIGKILL)
+        assert victim.wait(ENDS_S) == 1
+        assert wait_until(lambda: standby.running() == queues)
+    finally:
+        victim.end()
+    assert "\nkmq: the JVM of Spark is gone" in victim.log.read_text(errors="replace")

@@ -49,9 +49,10 @@ def layout(broker: EmbeddedBroker) -> QueueLayout:
 
 
 def test_tracker_starts_although_offsets_of_an_earlier_transaction_stay_pending(
-    broker: EmbeddedBroker, layout: QueueLayout, caplog: pytest.LogCaptureFixture
+    broker: EmbeddedBroker, layout: QueueLayout, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that restarts, which first looks for a newer tracker. The pending offset is never committed."""
+    monkeypatch.setattr("kmq_spark.kafka.positions.STABLE_WAIT_S", 2.0)
     known_ids: set[str] = set()
     for is_restart in (False, True):
         if is_restart:
