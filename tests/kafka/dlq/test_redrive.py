@@ -76,22 +76,13 @@ def test_redriven_message_is_delivered_as_new_with_its_origin(letters: Letters) 
         message.ack()
 
 
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        (DeadLetterFilter(reason="time*5*"), [b"t"]),
-        (DeadLetterFilter(logical_queue="emails", key="k2", dead_after=datetime(2020, 1, 1, tzinfo=UTC)), [b"t"]),
-        (DeadLetterFilter(dead_before=datetime(2020, 1, 1, tzinfo=UTC)), []),
-    ],
-)
-def test_filter_redrives_what_it_lets_through_and_nothing_else(
-    letters: Letters, where: DeadLetterFilter, expected: list[bytes]
-) -> None:
+def test_filter_redrives_what_it_lets_through_and_nothing_else(letters: Letters) -> None:
+    where = DeadLetterFilter(logical_queue="emails", key="k2", dead_after=datetime(2020, 1, 1, tzinfo=UTC))
     letters.bury(b"a")
-    letters.bury(b"t", reason="timeout after 5 s", key=b"k2", partition=1, headers=[("kmq-logical-queue", b"emails")])
-    assert letters.open_values(where=where) == expected
-    assert letters.redrive(where=where).done == len(expected)
-    assert letters.back() == expected
+    letters.bury(b"t", key=b"k2", partition=1, headers=[("kmq-logical-queue", b"emails")])
+    assert letters.open_values(where=where) == [b"t"]
+    assert letters.redrive(where=where).done == 1
+    assert letters.back() == [b"t"]
 
 
 def test_all_are_redriven_in_transactions_of_bounded_size(letters: Letters, small_transactions: None) -> None:

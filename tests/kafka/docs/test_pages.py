@@ -77,8 +77,9 @@ def test_consuming_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: C
     assert seen(Queue("invoices", own_broker.bootstrap_servers)) == [b"invoice for order 42"]
 
 
-def test_testing_page_s_tests_pass(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
-    reader = make_reader(own_broker.port)
+def test_testing_page_s_tests_pass(make_reader: Callable[[int], Reader]) -> None:
+    """They need no broker."""
+    reader = make_reader(free_port())
     reader.read("docs/testing.md")
     assert "3 passed" in reader.run("python -m pytest -p no:kmq_spark -p kmq_spark.testing.plugin block_1.py")
 
@@ -94,7 +95,7 @@ def test_coordination_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader
     """In the tutorial each task is run by one process at a time, and anna's tasks by the other two after her death."""
     reader = make_reader(own_broker.port)
     reader.read("docs/coordination.md")
-    before, _, after = reader.run("python block_2.py").partition("anna is killed\n")
+    before, _, after = reader.printed["block_2.py"].partition("anna is killed\n")
     runs = [line.split(" runs ") for line in before.splitlines()]
     tasks = {f"task-{number}" for number in range(10)}
     assert {run.partition(",")[0] for _, run in runs} == tasks

@@ -191,6 +191,7 @@ def rows_of(database: Path) -> list[str]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # three JVMs of Spark
 def test_rows_of_files_are_sent_once_by_a_job_that_is_killed_and_run_again(queue: Queue, tmp_path: Path) -> None:
     folder, log = tmp_path / "jobs", tmp_path / "log"
     places = (queue.name, queue.bootstrap_servers, str(folder), str(tmp_path / "checkpoint"))

@@ -117,6 +117,7 @@ def test_broker_dies_with_its_parent_killed_by_9() -> None:
     assert _is_soon(lambda: not Path(data_dir).exists())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part of it is Linux's")
 def test_broker_dies_with_its_supervisor() -> None:
     with quick_broker() as broker:
@@ -141,6 +142,7 @@ def test_up_on_the_port_of_another_broker_is_refused(broker: EmbeddedBroker) -> 
     assert f"did not start on 127.0.0.1:{broker.port}: Address already in use; choose a free port" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the broker's process is found in /proc")
 def test_log_of_a_broker_that_ended_by_itself_outlives_it() -> None:
     process = up()

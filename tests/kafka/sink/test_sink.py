@@ -38,21 +38,15 @@ def numbers(spark: SparkSession, count: int) -> DataFrame:
 
 
 def test_batch_job_writes_every_row_once_and_a_repeated_run_nothing(spark: SparkSession, queue: Queue) -> None:
-    frame = numbers(spark, 1_000)
+    """Equal rows are messages of their own, also where they are more than a transaction takes."""
+    frame = numbers(spark, 1_000).union(spark.range(150).select(F.lit("same").alias("v")))
     first = write(frame, queue, rows_per_transaction=100)
-    assert (first.rows, first.written, first.skipped) == (1_000, 1_000, 0)
+    assert (first.rows, first.written, first.skipped) == (1_150, 1_150, 0)
     again = write(frame.repartition(7), queue, rows_per_transaction=77)
-    assert (again.rows, again.written, again.skipped) == (1_000, 0, 1_000)
-    assert sorted(map(int, seen(queue))) == list(range(1_000))
-    assert write(frame, queue, run_id="2").written == 1_000
-    assert Counter(Counter(seen(queue)).values()) == {2: 1_000}
-
-
-def test_equal_rows_are_messages_of_their_own(spark: SparkSession, queue: Queue) -> None:
-    frame = spark.range(10).select(F.lit("same").alias("v"))
-    assert write(frame, queue, rows_per_transaction=3).written == 10
-    assert write(frame, queue, rows_per_transaction=3).skipped == 10
-    assert seen(queue) == [b"same"] * 10
+    assert (again.rows, again.written, again.skipped) == (1_150, 0, 1_150)
+    assert Counter(seen(queue)) == {b"same": 150, **{b"%d" % number: 1 for number in range(1_000)}}
+    assert write(frame, queue, run_id="2").written == 1_150
+    assert Counter(Counter(seen(queue)).values()) == {2: 1_000, 300: 1}
 
 
 def test_columns_become_key_headers_logical_queue_delay_and_ttl(spark: SparkSession, queue: Queue) -> None:
@@ -171,27 +165,24 @@ def test_batch_that_comes_again_with_other_rows_is_refused(query: Query, queue: 
     assert {value.partition(b" ")[2] for value in seen(queue)} == {b"06:11"}
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
+def test_frame_that_does_not_fit_is_refused(spark: SparkSession, queue: Queue) -> None:
+    frames: list[tuple[str, dict[str, Any], str]] = [
         ("'x' as other", {}, "frame has no column 'v' for value: got other"),
         ("1 as v", {}, r"column of value has the wrong type: got IntegerType\(\), binary or string; use to_json"),
         ("'x' as v, 'soon' as d", {"delay": "d"}, "column of delay has the wrong type"),
         ("'x' as v", {"sink_id": "a.slot-1"}, "producer name is reserved"),
         ("'x' as v", {"run_id": ""}, "run_id is not allowed"),
-    ],
-)
-def test_frame_that_does_not_fit_is_refused(
-    spark: SparkSession, queue: Queue, columns: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        write(spark.sql(f"select {columns}"), queue, **options)
+    ]
+    for columns, options, message in frames:
+        with pytest.raises(ConfigError, match=message):
+            write(spark.sql(f"select {columns}"), queue, **options)
     assert seen(queue) == []
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
+def test_batch_with_a_row_that_cannot_be_sent_is_refused_before_anything_is_written(
+    spark: SparkSession, queue: Queue
+) -> None:
+    batches: list[tuple[str, dict[str, Any], str]] = [
         ("if(id = 3, null, 'x') as v", {}, r"1 row\(s\) cannot be sent to .*: value is null"),
         (
             "if(id = 3, repeat('x', 2000000), 'x') as v", {},
@@ -200,13 +191,10 @@ def test_frame_that_does_not_fit_is_refused(
         ("'x' as v, if(id = 3, 'a b', null) as q", {"logical_queue": "q"}, "logical queue is not 1 to 200 of"),
         ("'x' as v, if(id = 3, 0.0, null) as t", {"ttl": "t"}, "ttl is not more than 0"),
         ("'x' as v, map('kmq-origin', 'x') as h", {"headers": "h"}, "header name is null or begins with kmq-"),
-    ],
-)  # fmt: skip
-def test_batch_with_a_row_that_cannot_be_sent_is_refused_before_anything_is_written(
-    spark: SparkSession, queue: Queue, columns: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SinkError, match=message):
-        write(spark.sql(f"select {columns} from range(10)"), queue, **options)  # noqa: S608  # the table above
+    ]  # fmt: skip
+    for columns, options, message in batches:
+        with pytest.raises(SinkError, match=message):
+            write(spark.sql(f"select {columns} from range(10)"), queue, **options)  # noqa: S608  # the table above
     assert seen(queue) == []
 
 

@@ -122,10 +122,6 @@ class Process:
         self._thread.join(COMES_S)
         assert not self._thread.is_alive()
 
-    def die(self) -> None:
-        """Vanish without a word: the session writes nothing any more. The trackers run on, as in a zombie."""
-        self.fleet._coordinator.close(leave=False)
-
     def wait_end(self) -> BaseException | None:
         """Wait for the end of `run`; return what it raised."""
         self._thread.join(COMES_S)
@@ -156,7 +152,9 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the processes."""
+        """End the processes, all at once: one that hands its queues over would wait for those that are not ready."""
+        for process in self._processes:
+            process.fleet.stop()
         for process in self._processes:
             process.end()
 

@@ -9,7 +9,6 @@ from confluent_kafka import Producer
 
 from kmq_spark.errors import KmqError, TopicError
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import decode_marker
 from tests.kafka.conftest import read_all, set_topic, wait_until
 from tests.kafka.stage import Stage, receive_all
@@ -77,9 +76,3 @@ def is_unreadable(value: bytes | None) -> bool:
     except KmqError:
         return True
     return False
-
-
-def test_available_now_run_on_an_empty_queue_ends(stage: Stage) -> None:
-    tracker = QueueTracker(stage.spark, stage.queue, stage.settings(trigger="available-now"))
-    tracker.run()
-    assert (tracker.stats.redelivered, tracker.stats.dead_lettered, tracker.restarts) == (0, 0, 0)

@@ -284,11 +284,3 @@ def test_queues_of_a_process_without_a_jvm_do_not_wait_for_its_trackers(fleet: F
     assert first.running() == ["orders"]
     first.tracker("orders").end.set()
     assert first.wait_end() is first.engine_error
-
-
-def test_second_process_with_a_members_name_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first one is a member."""
-    monkeypatch.setattr(fleet_module, "JOIN_S", 3.0)
-    fleet.process("a", "orders")
-    second = fleet.process("a", "orders")
-    assert "cannot join group" in str(second.wait_end())

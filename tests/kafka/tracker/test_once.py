@@ -88,23 +88,11 @@ def test_kill_in_the_middle_sends_nothing_twice_and_loses_nothing(queue: Queue) 
     assert sorted(seen(queue)) == [b"a", b"a", b"b", b"b"]
 
 
-def test_unreadable_record_is_ignored_and_the_rest_is_done(queue: Queue) -> None:
-    """No record in the log stops the run."""
-    stranger = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    stranger.produce(f"{queue.name}.markers", b"\xff\xff no marker")
-    assert stranger.flush(10) == 0
-    queue.send("a")
-    drop(queue, 1)
-    assert track(queue).redelivered == 1
-
-
 def test_messages_that_do_not_exist_make_no_dead_letters(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """A START of 30 bytes may name 100,000 messages; those in the topic are redelivered as usual."""
     queue.send("a")
     forged = Marker(MarkerType.START, 0, (OffsetRange(0, 5_000),), redeliver_after_ms=1)
-    stranger = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    stranger.produce(f"{queue.name}.markers", encode_marker(forged), partition=0)
-    assert stranger.flush(10) == 0
+    write_markers(queue, encode_marker(forged))
     time.sleep(0.1)
     assert [track(queue).redelivered for _ in range(2)] == [1, 0]
     assert read_all(queue.bootstrap_servers, f"{queue.name}.dlq") == []
@@ -125,22 +113,28 @@ def test_markers_that_were_removed_unread_are_refused_until_an_operator_goes_on_
     track(queue)
 
 
-def write_markers(queue: Queue, *markers: Marker) -> None:
-    """Append markers to partition 0, as another program would."""
+def write_markers(queue: Queue, *values: bytes) -> None:
+    """Append records to partition 0 of the markers topic, as another program would."""
     producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    for marker in markers:
-        producer.produce(f"{queue.name}.markers", encode_marker(marker), partition=0)
+    for value in values:
+        producer.produce(f"{queue.name}.markers", value, partition=0)
         producer.poll(0)
     assert producer.flush(10) == 0
 
 
 def test_terms_of_trackers_that_are_gone_decide_nothing(queue: Queue) -> None:
-    """TICKs without a term, as older versions wrote them, TICKs of a term that never began, and 10,000 TERMs."""
+    """
+    TICKs without a term, as older versions wrote them, TICKs of a term that never began, and 10,000 TERMs.
+
+    Nor does a record that is no marker; and none of them stops the run.
+    """
+    write_markers(queue, b"\xff\xff no marker")
     queue.send("a", "b")
     drop(queue, 2)
     ticks = Marker(MarkerType.TICK), Marker(MarkerType.TICK, term=17)
     terms = [Marker(MarkerType.TERM, consumer_id=f"gone-{number}", term=number) for number in range(100, 10_100)]
-    write_markers(queue, *ticks, *terms, terms[-1], *ticks, Marker(MarkerType.TICK, term=10_099))
+    written = [*ticks, *terms, terms[-1], *ticks, Marker(MarkerType.TICK, term=10_099)]
+    write_markers(queue, *map(encode_marker, written))
     assert [track(queue, max_markers_per_batch=100_000).redelivered for _ in range(2)] == [2, 0]
     assert sorted(seen(queue)) == [b"a", b"a", b"b", b"b"]
 

@@ -90,6 +90,7 @@ def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written
             late.ack()
 
 
+@pytest.mark.slow
 def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

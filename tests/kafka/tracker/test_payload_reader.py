@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -103,16 +104,41 @@ def test_payload_reader_notices_that_the_log_has_changed_since_it_asked_for_its_
     assert [each.message for each in reader.read({0: [7]})] == [None]
 
 
-def test_payload_reader_reads_once_more_with_a_new_client(
-    bootstrap_servers: str, topic: str, open_reader: Callable[[float], PayloadReader], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first read times out: an open transaction hides the message until the reader has given up once."""
-    send(bootstrap_servers, topic, b"0")
+def hide(bootstrap_servers: str, topic: str) -> Producer:
+    """Send a message in a transaction that stays open; return its producer."""
     producer = Producer(transactional_producer_config(bootstrap_servers, "payload-reader-test"))
     producer.init_transactions(10)
     producer.begin_transaction()
     producer.produce(topic, b"hidden", partition=0)
     producer.flush(10)
+    return producer
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_payload_behind_an_open_transaction_is_waited_for(
+    bootstrap_servers: str, topic: str, open_reader: Callable[[float], PayloadReader], *, is_committed: bool
+) -> None:
+    """The record exists but is not visible yet: it is never reported as gone. The transaction's end decides."""
+    send(bootstrap_servers, topic, b"before")
+    producer = hide(bootstrap_servers, topic)
+    send(bootstrap_servers, topic, b"behind")
+    timer = threading.Timer(1.5, producer.commit_transaction if is_committed else producer.abort_transaction)
+    timer.start()
+    began_at = time.monotonic()
+    wanted = [0, 1, 2, 3, 4, 2**40]
+    found = {each.offset: each.message and each.message.value() for each in open_reader(10).read({0: wanted})}
+    timer.join()
+    assert time.monotonic() - began_at > 1.0
+    # 3 is where the transaction's end is written while we wait; nothing was there when we looked.
+    assert found == {0: b"before", 1: b"hidden" if is_committed else None, 2: b"behind", 3: None, 4: None, 2**40: None}
+
+
+def test_payload_reader_reads_once_more_with_a_new_client(
+    bootstrap_servers: str, topic: str, open_reader: Callable[[float], PayloadReader], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first read times out: an open transaction hides the message until the reader has given up once."""
+    send(bootstrap_servers, topic, b"0")
+    producer = hide(bootstrap_servers, topic)
 
     class Committing(logging.Handler):
         """Commits when the reader says that it reads again."""

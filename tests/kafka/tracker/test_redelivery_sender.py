@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from kmq_spark.core.decisions import Decision
-from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
+from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Status
@@ -273,18 +273,6 @@ def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> No
     assert sender.deliver(batch).redelivered == 1
     assert [(record.partition(), record.value()) for record in place.messages()] == [(0, b"old"), (2, b"new")]
     assert place.committed(2)[:2] == (3, 4)
-
-
-def test_message_id_of_a_decision_is_the_queues_not_the_markers(make_place: Callable[..., Place]) -> None:
-    """A markers partition may have markers of any queue partition: the END goes to the partition of the START."""
-    place = make_place(partitions=2)
-    (offset,) = place.send(b"value", partition=1)
-    place.sender().deliver([outcome(due(offset, partition=1), partition=0)])
-    records = read_all(place.bootstrap_servers, place.layout.topics.markers_topic)
-    markers = [(decode_marker(record.value()), record) for record in records]
-    ((end, record),) = [each for each in markers if each[0].type is MarkerType.END]
-    assert record.partition() == 0
-    assert MessageId(end.queue_partition, end.ranges[0].first) == MessageId(1, offset)
 
 
 def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -256,14 +257,16 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
         Location(catalog="main.kmq`; DROP")
 
 
-def test_table_with_renamed_columns_is_an_error_and_no_partial_result(spark: SparkSession, tmp_path: Path) -> None:
+def test_table_with_renamed_columns_is_an_error_and_no_partial_result(
+    spark: SparkSession, location: Location, tmp_path: Path
+) -> None:
     """Its columns have other names in the files."""
-    location = Location(str(tmp_path))
-    create_tables(spark, location)
-    name = location.sql_name("dead_letters")
+    mapped = Location(str(tmp_path / "ledger"))
+    shutil.copytree(location.folder, mapped.folder)
+    name = mapped.sql_name("dead_letters")
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     with pytest.raises(LedgerError, match=r"cannot read .*: got a table with column mapping"):
-        ledger.connect(location.folder)
+        ledger.connect(mapped.folder)
 
 
 def test_table_of_another_format_is_refused_though_it_has_the_ledgers_property(

@@ -153,29 +153,25 @@ def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: Ma
     assert_df_equality(expected, actual, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_restart_from_checkpoint_keeps_messages_in_flight_and_repeats_no_decision(
+def test_restart_from_checkpoint_keeps_messages_in_flight_and_repeats_only_what_was_not_delivered(
     markers: MarkersFolder, runs: Runs
 ) -> None:
-    """What was started before a restart is decided after it; later TICKs and restarts do not repeat that."""
+    """
+    What was started before a restart is decided after it, once in a term; a new term decides anew.
+
+    A batch that could not be delivered decides the same again: decisions are a function of the log.
+    """
     markers.append(*begin(0), (0, 10, 5_000, start(1)))
     assert decided(runs.run()) == []
-    markers.append((0, 11, 6_001, TICK))
-    assert decided(runs.run()) == [(0, 1)]
-    markers.append((0, 12, 9_000, TICK))
-    assert decided(runs.run()) == []
-
-
-def test_batch_that_could_not_be_delivered_decides_the_same_again(markers: MarkersFolder, runs: Runs) -> None:
-    """Decisions are a function of the log, so the state before it may be used. A new term decides anew."""
-    markers.append(*begin(0), (0, 10, 5_000, start(1)))
-    runs.run()
     markers.append((0, 11, 6_001, TICK))
     runs.fail_next = True
     with pytest.raises(StreamingQueryException, match="the broker is away"):
         runs.run()
     assert decided(runs.run()) == [(0, 1)]
+    markers.append((0, 12, 9_000, TICK))
+    assert decided(runs.run()) == []
     newer, tick = encode_marker(Marker(MarkerType.TERM, term=6)), encode_marker(Marker(MarkerType.TICK, term=6))
-    markers.append((0, 12, 7_000, newer), (0, 13, 7_000, TICK), (0, 14, 7_000, tick))
+    markers.append((0, 13, 9_000, newer), (0, 14, 9_000, TICK), (0, 15, 9_000, tick))
     assert decided(runs.run()) == [(0, 1)]
 
 
