@@ -66,6 +66,9 @@ _CONNECTING_TOPIC = "__transaction_state"
 """Topic of the request that waits for a connection. The broker itself writes it for each transaction."""
 ABORT_SLICE_S = 0.2
 
+_TRANSACTION_HAS_FAILED = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE"})
+"""Errors of records that were dropped, and of the next one, which the client does not take."""
+
 
 class _AbortableError(Exception):
     """The transaction must be aborted. The producer remains usable, except after a time-out."""
@@ -271,12 +274,12 @@ class TransactionalProducer:
 
     def _cause_of(self, error: KafkaException) -> KafkaException:
         """
-        Return why the client has dropped the records of a transaction; their reports say only that it has.
+        Return why the client has dropped the records of a transaction, or takes no more: their errors say only that.
 
         A producer whose transactional id the broker has forgotten would get a new epoch by an abort, although a newer
         producer may have written meanwhile. So this counts as fenced, except for a consumer, whose id is its own.
         """
-        if error.args[0].name() == "_PURGE_QUEUE" and self._role != "consumer":
+        if error.args[0].name() in _TRANSACTION_HAS_FAILED and self._role != "consumer":
             try:
                 # In a transaction it is refused; in one that has failed, with the failure.
                 self._producer.begin_transaction()

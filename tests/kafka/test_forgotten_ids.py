@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmq_spark.dlq import redrive
 from kmq_spark.dlq.log import DeadLetterLog
 from kmq_spark.dlq.redrive import Redriver, RedriveSummary
-from kmq_spark.errors import FencedError, KmqError
+from kmq_spark.errors import FencedError
 from kmq_spark.kafka.topics import check_queue, create_queue_topics
 from kmq_spark.producer.resuming import ResumingProducer
 from tests.brokers import quick_broker
@@ -50,8 +51,12 @@ def older_life(queue: Queue, count: int) -> Iterator[None]:
     newer.close()
 
 
-def older_redrive(queue: Queue) -> Iterator[None]:
-    """The newer one has redriven the letters that it knows as open."""
+def older_redrive(queue: Queue, pause_s: float) -> Iterator[None]:
+    """
+    The newer one has redriven the letters that it knows as open.
+
+    With a pause behind each record its client knows before the next one that its id is forgotten, and refuses that one.
+    """
     letters = Letters(queue)
     letters.bury(b"x", b"y")
     reach: Any = {"bootstrap_servers": queue.bootstrap_servers, "timeout": 10}
@@ -61,8 +66,10 @@ def older_redrive(queue: Queue) -> Iterator[None]:
     still_open = list(log.letters(log.state(older.ends).bounds))
     assert letters.redrive(all=True).done == 2
     yield
-    with pytest.raises(KmqError):
-        older.run(still_open, RedriveSummary())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redrive, "failpoint", lambda _: time.sleep(pause_s))
+        with pytest.raises(FencedError):
+            older.run(still_open, RedriveSummary())
     older.close()
     assert seen(queue) == [b"x", b"y"]
 
@@ -79,7 +86,12 @@ def test_older_life_or_redrive_sends_nothing_though_the_broker_has_forgotten_its
             create_queue_topics(name, bootstrap_servers=broker.bootstrap_servers, partitions=1)
             return Queue(name, broker.bootstrap_servers)
 
-        stories = [older_life(queue("one"), 1), older_life(queue("many"), 5_000), older_redrive(queue("letters"))]
+        stories = [
+            older_life(queue("one"), 1),
+            older_life(queue("many"), 5_000),
+            older_redrive(queue("letters"), 0.0),
+            older_redrive(queue("letters.slowly"), 0.5),
+        ]
         for story in stories:
             next(story)
         time.sleep(FORGETS_AFTER_S + 2)
