@@ -8,7 +8,7 @@ the group has the place in the markers topic from which on their STARTs lie.
 A group without committed offset is new, or its offsets have expired (KIP-211): Kafka deletes those of a group that has
 had no members for `offsets.retention.minutes`, and logs nothing. The consumer then reads the topic from its beginning.
 
-Rule 1: without committed offset, the consumer skips messages up to the first one that was never started.
+Rule 1: without committed offset, the consumer skips what was started, as far as the last START goes.
 Rule 2: it commits no offset of the partition before that; a later start in the middle could not use the markers.
 Rule 3: an offset that is committed in the middle of what others have started keeps its place in the markers topic.
 Rule 4: if the markers have been deleted, the consumer raises an error that names the command to run.
@@ -61,7 +61,7 @@ _PARTITION = KafkaMessage.partition
 
 
 class History:
-    """`unproven`: partitions without a committed offset in which no message was found yet that was never started."""
+    """`unproven`: partitions without a committed offset in which messages that were started may still come."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class History:
         self._servers = bootstrap_servers
         self._extra = extra
         self._ends: dict[int, int] = {}
-        # The first message that was never started, by queue partition, where it is known.
+        # From which message on none was started, by queue partition, where it is known.
         self._new_from: dict[int, int] = {}
         self._since_ms = self._read_from_ms = float("inf")
         self._is_complete = True
@@ -120,9 +120,10 @@ class History:
             found = [each for each in fetcher.client.committed(places, TIMEOUT_S) if each.error is None]
             other = {each.partition for each in found if metadata and _is_other(each.metadata, metadata)}
             missing = {each.partition for each in found if each.offset < 0}
-            begun = self._begin(missing | other) if missing | other else {}
-            first = {each: begun[each] for each in other}
             ends = self._markers.append_own([each.partition for each in found], TIMEOUT_S, self._consumer_id)
+            has_markers = any(own for own, _ in ends.values())
+            begun = self._begin(missing | other, has_markers=has_markers) if missing | other else {}
+            first = {each: begun[each] for each in other}
             known = {each.partition: each for each in found if each.partition not in missing | other}
             fetcher.offsets.starts_from |= self._look_behind(known, ends)
             # With these the fetcher can ask whether it is still a member.
@@ -213,8 +214,8 @@ class History:
                 continue
             if is_ours and offset < end and self._is_started(partition, offset, record.timestamp()[1]):
                 found[index] = SKIPPED
-            elif is_ours or offset + 1 >= end:
-                self._new_from[partition] = offset
+            elif partition not in self._new_from and (is_ours or offset + 1 >= end):
+                self._new_from[partition] = max(offset, min(end, self._end_of_started(partition)))
         return found
 
     def reopen(self) -> None:
@@ -229,11 +230,11 @@ class History:
             for known in (self._behind, self._passed, self._new_from):
                 known.pop(partition, None)
 
-    def _begin(self, missing: set[int]) -> dict[int, int]:
+    def _begin(self, missing: set[int], *, has_markers: bool) -> dict[int, int]:
         topics = self._topics
         first, end = (self._offsets(topics.queue_topic, missing, spec) for spec in (EARLIEST, LATEST))
-        # Without a marker nothing was started: the group is new.
-        if any(self._marker_offsets(LATEST).values()):
+        # Without a marker ahead of our own nothing was started: the group is new.
+        if has_markers:
             self.unproven |= {each for each in missing if first[each] < end[each]}
         self._ends |= end
         self._since_ms = self._read_from_ms = float("inf")
@@ -259,6 +260,10 @@ class History:
                 "with --to-earliest to deliver all messages again or --to-latest to skip them"
             )
         return False
+
+    def _end_of_started(self, partition: int) -> int:
+        """Return the offset behind all that was started. A deferral is written before the STARTs of its batch."""
+        return sum(self._started[partition][-1]) if self._started.get(partition) else 0
 
     def _extend(self, since_ms: int) -> None:
         """Take the STARTs from an instant on: a START is appended after its message."""

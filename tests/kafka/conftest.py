@@ -123,6 +123,15 @@ def wait_until(condition: Callable[[], bool], timeout: float = COMES_S) -> bool:
     return holds
 
 
+def write_markers(queue: Queue, *values: bytes) -> None:
+    """Append records to partition 0 of the markers topic, as another program would."""
+    producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
+    for value in values:
+        producer.produce(f"{queue.name}.markers", value, partition=0)
+        producer.poll(0)
+    assert producer.flush(10) == 0
+
+
 def settings_of(queue: Queue, **tracker: object) -> Settings:
     """Return the settings of a tracker."""
     return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}, "tracker": tracker})

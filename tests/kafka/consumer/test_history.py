@@ -14,10 +14,11 @@ import pytest
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.core.markers import MarkerType
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.errors import KmqError, TopicError
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import create_queue_topics
+from kmq_spark.wire.codec import encode_marker
 from tests.kafka.conftest import (
     Queue,
     add_partitions,
@@ -32,6 +33,7 @@ from tests.kafka.conftest import (
     track,
     tracked,
     wait_until,
+    write_markers,
 )
 from tests.kafka.consumer.test_interrupts import FILES, Interrupt
 from tests.limits import COMES_S, ENDS_S
@@ -231,6 +233,20 @@ def test_what_consumers_that_died_had_started_is_not_started_again(queue: Queue,
     die(queue, point, 5)
     assert len(finish(queue, 40 - len(starts(queue)))) > 0
     assert starts(queue) == [*range(40)]
+
+
+@pytest.mark.parametrize("has_offsets", [True, False])
+def test_message_that_was_deferred_ahead_of_others_is_passed_over(queue: Queue, *, has_offsets: bool) -> None:
+    """A consumer puts off what is to wait, and dies before it starts what came before that."""
+    queue.send(*"abcde")
+    finish(queue, 1)
+    deferral = Marker(MarkerType.START, 0, (OffsetRange(3, 1),), 3_600_000, never_handed_out=True)
+    write_markers(queue, encode_marker(deferral))
+    if not has_offsets:
+        delete_group(queue)
+    assert finish(queue, 3) == [b"b", b"c", b"e"]
+    assert starts(queue) == [*range(5)]
+    assert queue.committed() == {0: 5}
 
 
 @pytest.mark.parametrize("has_offsets", [True, False])

@@ -9,13 +9,22 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.errors import KmqError
 from kmq_spark.tracker import once
 from kmq_spark.wire.codec import encode_marker
-from tests.kafka.conftest import consumer_of, drop, open_transaction, read_all, receive_all, remove_markers, seen, track
+from tests.kafka.conftest import (
+    consumer_of,
+    drop,
+    open_transaction,
+    read_all,
+    receive_all,
+    remove_markers,
+    seen,
+    track,
+    write_markers,
+)
 from tests.kafka.stage import put_rules
 
 if TYPE_CHECKING:
@@ -111,15 +120,6 @@ def test_markers_that_were_removed_unread_are_refused_until_an_operator_goes_on_
             track(queue)
     track(queue, fail_on_removed_markers=False)
     track(queue)
-
-
-def write_markers(queue: Queue, *values: bytes) -> None:
-    """Append records to partition 0 of the markers topic, as another program would."""
-    producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    for value in values:
-        producer.produce(f"{queue.name}.markers", value, partition=0)
-        producer.poll(0)
-    assert producer.flush(10) == 0
 
 
 def test_terms_of_trackers_that_are_gone_decide_nothing(queue: Queue) -> None:
