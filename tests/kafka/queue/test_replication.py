@@ -65,23 +65,35 @@ def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
         assert has_setting(brokers, topic, "unclean.leader.election.enable", "false"), topic
 
 
-def test_setting_that_loses_acknowledged_records_is_found_with_its_repair(brokers: ThreeBrokers) -> None:
+@pytest.mark.parametrize(
+    ("topic", "key", "value", "repair"),
+    [
+        ("{}", "min.insync.replicas", "1", "--entity-name {} --add-config min.insync.replicas=2"),
+        ("{}.markers", "min.insync.replicas", "1", "--entity-name {}.markers --add-config min.insync.replicas=2"),
+        (
+            "{}.markers", "unclean.leader.election.enable", "true",
+            "--entity-name {}.markers --add-config unclean.leader.election.enable=false",
+        ),
+    ],
+)  # fmt: skip
+def test_setting_that_loses_acknowledged_records_is_found_with_its_repair(
+    brokers: ThreeBrokers, topic: str, key: str, value: str, repair: str
+) -> None:
     """The start check of every tracker and the doctor find it."""
-    servers, topic, key = brokers.bootstrap_servers, "weak.markers", "unclean.leader.election.enable"
-    create_queue_topics("weak", bootstrap_servers=servers, partitions=1)
-    set_topic(servers, topic, key, "true")
-    assert has_setting(brokers, topic, key, "true")
-    repair = f"--entity-name {topic} --add-config {key}=false"
+    name = f"weak-{topic.partition('.')[2]}-{key}"
+    create_queue_topics(name, bootstrap_servers=brokers.bootstrap_servers, partitions=1)
+    set_topic(brokers.bootstrap_servers, topic.format(name), key, value)
+    assert has_setting(brokers, topic.format(name), key, value)
     with pytest.raises(TopicError) as raised:
-        check_queue("weak", bootstrap_servers=servers)
-    assert f"has {key}=true" in str(raised.value)
-    assert repair in str(raised.value)
+        check_queue(name, bootstrap_servers=brokers.bootstrap_servers)
+    assert f"has {key}={value}" in str(raised.value)
+    assert repair.format(name) in str(raised.value)
 
-    result = CliRunner().invoke(app, ["doctor", "weak", "-o", "json", "--bootstrap-server", servers])
+    result = CliRunner().invoke(app, ["doctor", name, "-o", "json", "--bootstrap-server", brokers.bootstrap_servers])
     assert result.exit_code == 3
     (found,) = [finding for finding in json.loads(result.stdout) if finding["level"] == "unhealthy"]
-    assert f"has {key}=true" in found["what"]
-    assert repair in found["repair"]
+    assert f"has {key}={value}" in found["what"]
+    assert repair.format(name) in found["repair"]
 
 
 def is_acknowledged(brokers: ThreeBrokers, topic: str, value: bytes) -> bool:
@@ -94,7 +106,6 @@ def is_acknowledged(brokers: ThreeBrokers, topic: str, value: bytes) -> bool:
     return errors == [None]
 
 
-@pytest.mark.long
 def test_acknowledged_record_is_lost_only_without_the_settings_that_create_makes(brokers: ThreeBrokers) -> None:
     """A leader whose followers are away takes a record and dies; then they come back without it."""
     servers = brokers.bootstrap_servers
