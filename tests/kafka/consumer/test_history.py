@@ -237,15 +237,16 @@ def test_what_consumers_that_died_had_started_is_not_started_again(queue: Queue,
 
 @pytest.mark.parametrize("has_offsets", [True, False])
 def test_message_that_was_deferred_ahead_of_others_is_passed_over(queue: Queue, *, has_offsets: bool) -> None:
-    """A consumer puts off what is to wait, and dies before it starts what came before that."""
+    """A consumer puts off what is to wait, and dies before it starts what came before that, or invents one."""
     queue.send(*"abcde")
     finish(queue, 1)
-    deferral = Marker(MarkerType.START, 0, (OffsetRange(3, 1),), 3_600_000, never_handed_out=True)
+    of_no_message = OffsetRange(1_000_000, 1)
+    deferral = Marker(MarkerType.START, 0, (OffsetRange(3, 1), of_no_message), 3_600_000, never_handed_out=True)
     write_markers(queue, encode_marker(deferral))
     if not has_offsets:
         delete_group(queue)
     assert finish(queue, 3) == [b"b", b"c", b"e"]
-    assert starts(queue) == [*range(5)]
+    assert starts(queue) == [*range(5), of_no_message.first]
     assert queue.committed() == {0: 5}
 
 
