@@ -33,10 +33,9 @@ from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.core.ranges import join_ranges
 from kmq_spark.errors import KmqError, TopicError, WireError
 from kmq_spark.kafka.client_errors import client_error
-from kmq_spark.kafka.log_reader import LogReader, read_committed
+from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
-from kmq_spark.kafka.topics import partition_count
 from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:
@@ -85,7 +84,9 @@ class History:
         self._topics = topics
         self._servers = bootstrap_servers
         self._extra = extra
+        # The end of a queue partition, and behind what its markers say of others, where it has no committed offset.
         self._ends: dict[int, int] = {}
+        self._marker_ends: dict[int, int] = {}
         # From which message on none was started, by queue partition, where it is known.
         self._new_from: dict[int, int] = {}
         self._since_ms = self._read_from_ms = float("inf")
@@ -121,8 +122,7 @@ class History:
             other = {each.partition for each in found if metadata and _is_other(each.metadata, metadata)}
             missing = {each.partition for each in found if each.offset < 0}
             ends = self._markers.append_own([each.partition for each in found], TIMEOUT_S, self._consumer_id)
-            has_markers = any(own for own, _ in ends.values())
-            begun = self._begin(missing | other, has_markers=has_markers) if missing | other else {}
+            begun = self._begin(missing | other, ends) if missing | other else {}
             first = {each: begun[each] for each in other}
             known = {each.partition: each for each in found if each.partition not in missing | other}
             fetcher.offsets.starts_from |= self._look_behind(known, ends)
@@ -212,7 +212,7 @@ class History:
             is_ours, end = admissions[index].verdict is not Verdict.SKIP, self._ends[partition]
             if offset >= self._new_from.get(partition, offset + 1):
                 continue
-            if is_ours and offset < end and self._is_started(partition, offset, record.timestamp()[1]):
+            if is_ours and self._is_started(partition, offset, record.timestamp()[1]):
                 found[index] = SKIPPED
             elif partition not in self._new_from and (is_ours or offset + 1 >= end):
                 self._new_from[partition] = max(offset, min(end, self._end_of_started(partition)))
@@ -230,13 +230,14 @@ class History:
             for known in (self._behind, self._passed, self._new_from):
                 known.pop(partition, None)
 
-    def _begin(self, missing: set[int], *, has_markers: bool) -> dict[int, int]:
+    def _begin(self, missing: set[int], ends: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         topics = self._topics
         first, end = (self._offsets(topics.queue_topic, missing, spec) for spec in (EARLIEST, LATEST))
         # Without a marker ahead of our own nothing was started: the group is new.
-        if has_markers:
-            self.unproven |= {each for each in missing if first[each] < end[each]}
+        if any(own for own, _ in ends.values()):
+            self.unproven |= missing
         self._ends |= end
+        self._marker_ends |= {each: ends[each][0] + 1 for each in missing}
         self._since_ms = self._read_from_ms = float("inf")
         logger.info(
             "consumer group %s has no committed offsets of %s in partitions %s: it begins with the first message that "
@@ -266,7 +267,7 @@ class History:
         return sum(self._started[partition][-1]) if self._started.get(partition) else 0
 
     def _extend(self, since_ms: int) -> None:
-        """Take the STARTs from an instant on: a START is appended after its message."""
+        """Take the STARTs from an instant on, up to a record of our own: a START is appended after its message."""
         first, end = self._marker_offsets(EARLIEST), self._marker_offsets(LATEST)
 
         def since(at_ms: int) -> dict[int, int]:
@@ -276,7 +277,7 @@ class History:
         self._is_complete = all(not first[each] or at > first[each] for each, at in since(since_ms).items())
         if since_ms - CLOCK_MARGIN_MS < self._read_from_ms:
             self._read_from_ms = since_ms - READ_BEFORE_MS
-            self._read({each: at for each, at in since(since_ms - READ_BEFORE_MS).items() if at < end[each]})
+            self._read(since(since_ms - READ_BEFORE_MS))
         ranges: dict[int, list[OffsetRange]] = {each: [] for each in self._ends}
         for at_ms, partition, covered in self._starts:
             if at_ms >= since_ms - CLOCK_MARGIN_MS and partition in ranges:
@@ -286,18 +287,20 @@ class History:
 
     def _read(self, starts: Mapping[int, int]) -> None:
         """Read the STARTs from these marker offsets on."""
-        reader = LogReader(self._reader_config, self._topics.markers_topic, TIMEOUT_S)
         self._starts.clear()
-        try:
-            for record in reader.read(starts):
-                if (marker := _start_of(record)) is not None:
-                    self._starts.append((record.timestamp()[1], marker.queue_partition, marker.ranges))
-        finally:
-            reader.close()
+        for record in read_committed(
+            self._reader_config,
+            self._topics.markers_topic,
+            starts,
+            TIMEOUT_S,
+            starts=starts,
+            ends=self._marker_ends,
+        ):
+            if (marker := _start_of(record)) is not None:
+                self._starts.append((record.timestamp()[1], marker.queue_partition, marker.ranges))
 
     def _marker_offsets(self, spec: OffsetSpec) -> dict[int, int]:
-        topic = self._topics.markers_topic
-        return self._offsets(topic, range(partition_count(self._admin, topic, self._servers, TIMEOUT_S)), spec)
+        return self._offsets(self._topics.markers_topic, self._marker_ends, spec)
 
     def _offsets(self, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
         return offsets_of(self._admin, topic, partitions, spec, TIMEOUT_S, with_open_transactions=True)
