@@ -219,6 +219,14 @@ def test_reason_of_a_handler_that_hung_is_stored_with_its_message_which_comes_ag
     assert wait_until(lambda: track(queue).redelivered == 1)
 
 
+def test_process_of_a_handler_that_hangs_is_killed_at_the_limit_of_the_settings(queue: Queue, tmp_path: Path) -> None:
+    queue.send("a")
+    limits = {"KMQ_WORKER__LEASE": "1", "KMQ_WORKER__MAX_LEASE": "1"}
+    worker = Worker(queue, tmp_path, "deaf", "--processes", "1", **limits)
+    assert wait_until(lambda: "its handler hung until max_lease, 1 s" in worker.log.read_text())
+    assert worker.stop() == 0
+
+
 def test_batch_that_kills_its_process_is_handled_one_by_one(queue: Queue, tmp_path: Path) -> None:
     """The others are done, and the killer is named."""
     queue.send("one", "two", "killed", "three")
