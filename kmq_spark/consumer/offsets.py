@@ -74,6 +74,9 @@ class OffsetCommits:
         self._answered: dict[int, int] = {}
         # A transaction commits offsets in its own thread. Reentrant: for signal handlers.
         self._changed = threading.Condition(threading.RLock())
+        # Held by the thread that commits. The client lets it wait for the call of another thread, whose callbacks need
+        # `_changed`: so `_changed` is not held then, and nobody waits for this one.
+        self._sending = threading.RLock()
         self.is_failing = False
         self._failed_commits = 0
         self._warning_limit = RateLimit(COMMIT_LOG_S)
@@ -106,9 +109,10 @@ class OffsetCommits:
 
         Ctrl+C between the last line of a `with` block and its exit skips the exit (Python's issue 29988).
         """
-        with contextlib.suppress(RuntimeError):
-            while True:
-                self._changed.release()
+        for lock in (self._changed, self._sending):
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    lock.release()
 
     def are_confirmed(self, positions: Mapping[int, int]) -> bool:
         """Return whether the group has these offsets, or later ones."""
@@ -123,24 +127,30 @@ class OffsetCommits:
         """Commit what waits, due or not. Do not wait for the response."""
         with self._changed:
             self._commit_at = -math.inf
-            self.send_if_due(client)
+        self.send_if_due(client)
 
     def send_if_due(self, client: Consumer) -> None:
-        """Commit what waits, if one of the offsets is due. Do not wait for the response."""
-        if time.monotonic() < self._commit_at:
-            return
+        """Commit what waits, if one of the offsets is due. Wait neither for the response nor for another commit."""
+        while time.monotonic() >= self._commit_at and self._sending.acquire(blocking=False):
+            try:
+                self._send(client)
+            finally:
+                self._sending.release()
+
+    def _send(self, client: Consumer) -> None:
         with self._changed:
             self._commit_at = math.inf
             if not self._uncommitted:
                 return
             self._committed_at, self._sent_at = time.monotonic(), now_s()
             positions, self._uncommitted = self._uncommitted, {}
+            places = self._places(positions)
             self._awaited_count += 1
-            try:
-                client.commit(offsets=self._places(positions), asynchronous=True)
-                failpoint("consumer.commit-sent")
-            except KafkaException as error:
-                self.on_commit(error.args[0], self._places(positions))
+        try:
+            client.commit(offsets=places, asynchronous=True)
+            failpoint("consumer.commit-sent")
+        except KafkaException as error:
+            self.on_commit(error.args[0], places)
 
     def send_revoked(self, client: Consumer, partitions: Collection[int]) -> bool:
         """Commit the offsets of revoked partitions before their next owner reads them; return whether that worked."""

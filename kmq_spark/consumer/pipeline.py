@@ -265,6 +265,7 @@ class Pipeline:
                         self._lock.release()
                 else:
                     # The thread that receives polls the client.
+                    offsets.send_if_due(self._fetcher.client)
                     offsets.wait(CONFIRM_PAUSE_S)
         finally:
             self._is_confirming = False

@@ -18,6 +18,7 @@ from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, track, wait_until
 from tests.kafka.consumer.test_ahead import MEMBERS
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,34 @@ def test_results_and_ends_appear_together(make_queue: Callable[..., Queue], resu
     # Nothing came after the ENDs: neither a second END nor a release at the end.
     assert ended(queue) == [0, 0, 1, 1]
     assert queue.markers(MarkerType.KEEPALIVE) == []
+
+
+def test_answer_to_a_commit_comes_while_another_thread_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client lets the one that commits wait until `consume` is over, in which the answer is taken."""
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        fetcher = consumer._pipeline._fetcher
+        offsets, on_commit, receive = fetcher.offsets, fetcher.offsets.on_commit, consumer.receive
+
+        def commit() -> None:
+            offsets.add(offsets.positions, 0.0)
+            offsets.send(fetcher.client)
+
+        committing, receiving = (threading.Thread(target=each, daemon=True) for each in (commit, lambda: receive(1)))
+
+        def answer(*of: Any) -> None:
+            if committing.ident is None:
+                committing.start()
+                time.sleep(0.5)
+            on_commit(*of)
+
+        monkeypatch.setattr(offsets, "on_commit", answer)
+        offsets.add(offsets.positions, 0.0)
+        receiving.start()
+        for each in (receiving, committing):
+            each.join(ENDS_S)
+            assert not each.is_alive()
 
 
 def test_message_whose_lease_ran_out_is_refused_before_anything_is_written(queue: Queue, results: Queue) -> None:
