@@ -84,7 +84,7 @@ class History:
         self._topics = topics
         self._servers = bootstrap_servers
         self._extra = extra
-        # The end of a queue partition, and behind what its markers say of others, where it has no committed offset.
+        # The ends of a queue partition without a committed offset, and of its markers: behind our own record.
         self._ends: dict[int, int] = {}
         self._marker_ends: dict[int, int] = {}
         # From which message on none was started, by queue partition, where it is known.
@@ -288,14 +288,8 @@ class History:
     def _read(self, starts: Mapping[int, int]) -> None:
         """Read the STARTs from these marker offsets on."""
         self._starts.clear()
-        for record in read_committed(
-            self._reader_config,
-            self._topics.markers_topic,
-            starts,
-            TIMEOUT_S,
-            starts=starts,
-            ends=self._marker_ends,
-        ):
+        topic, ends = self._topics.markers_topic, self._marker_ends
+        for record in read_committed(self._reader_config, topic, starts, TIMEOUT_S, starts=starts, ends=ends):
             if (marker := _start_of(record)) is not None:
                 self._starts.append((record.timestamp()[1], marker.queue_partition, marker.ranges))
 
