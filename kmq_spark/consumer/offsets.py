@@ -74,8 +74,8 @@ class OffsetCommits:
         self._answered: dict[int, int] = {}
         # A transaction commits offsets in its own thread. Reentrant: for signal handlers.
         self._changed = threading.Condition(threading.RLock())
-        # Held by the thread that commits. The client lets it wait for the call of another thread, whose callbacks need
-        # `_changed`: so `_changed` is not held then, and nobody waits for this one.
+        # Held by the thread that commits, without `_changed`: the client makes this thread wait until another thread's
+        # call has ended, and `on_commit`, which needs `_changed`, runs inside that call.
         self._sending = threading.RLock()
         self.is_failing = False
         self._failed_commits = 0

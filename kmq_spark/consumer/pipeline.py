@@ -257,15 +257,14 @@ class Pipeline:
                     )
                     raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
                 check()
+                offsets.send_if_due(self._fetcher.client)
                 if self._lock.acquire(blocking=False):
                     try:
-                        self._fetcher.offsets.send_if_due(self._fetcher.client)
                         self._fetcher.serve_answers()
                     finally:
                         self._lock.release()
                 else:
                     # The thread that receives polls the client.
-                    offsets.send_if_due(self._fetcher.client)
                     offsets.wait(CONFIRM_PAUSE_S)
         finally:
             self._is_confirming = False
