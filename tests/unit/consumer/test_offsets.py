@@ -37,6 +37,30 @@ def test_offset_is_confirmed_when_no_older_commit_can_arrive_later() -> None:
     assert offsets.are_confirmed({0: 9})
 
 
+def test_offset_that_another_thread_adds_during_a_commit_is_sent_after_it() -> None:
+    """That thread does not wait, and the order is kept."""
+    offsets = OffsetCommits("orders")
+
+    class Slow(Client):
+        def commit(self, offsets: list[TopicPartition], **options: bool) -> None:
+            """Let another thread add an offset during the first commit."""
+            if not self.sent:
+                other = threading.Thread(target=add, args=(9,), daemon=True)
+                other.start()
+                other.join(COMES_S)
+                assert not other.is_alive()
+            super().commit(offsets, **options)
+
+    client: Any = Slow()
+
+    def add(offset: int) -> None:
+        offsets.add({0: offset}, within_s=0.0)
+        offsets.send(client)
+
+    add(5)
+    assert client.sent == [5, 9]
+
+
 def test_refused_offset_is_sent_again_and_a_forgotten_one_stays_confirmed() -> None:
     offsets, client = OffsetCommits("orders"), Client()
     sending: Any = client
