@@ -18,7 +18,7 @@ from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, track, wait_until
 from tests.kafka.consumer.test_ahead import MEMBERS
-from tests.limits import ENDS_S
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_results_and_ends_appear_together(make_queue: Callable[..., Queue], resu
 
 
 def test_answer_to_a_commit_comes_while_another_thread_commits(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client lets the one that commits wait until `consume` is over, in which the answer is taken."""
+    """The client makes the commit wait until `consume` has ended, and the answer comes inside `consume`."""
     queue.send("a")
     with consumer_of(queue) as consumer:
         receive_all(consumer, 1)
@@ -81,7 +81,7 @@ def test_answer_to_a_commit_comes_while_another_thread_commits(queue: Queue, mon
         offsets.add(offsets.positions, 0.0)
         receiving.start()
         for each in (receiving, committing):
-            each.join(ENDS_S)
+            each.join(COMES_S)
             assert not each.is_alive()
 
 

@@ -47,6 +47,7 @@ def answer_from_an_old_log(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], l
 
         monkeypatch.setattr(LogReader, "read", read_old_log_first)
         monkeypatch.setattr(log_reader, "bounds_of", lambda *_: Bounds(0, 0))
+        monkeypatch.setattr(history, "LATEST", EARLIEST)
         return old
 
     return begin
@@ -90,13 +91,12 @@ def test_writer_of_rules_sees_the_newest_version(
 
 
 def test_group_without_offsets_starts_nothing_again(
-    queue: Queue, answer_from_an_old_log: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+    queue: Queue, answer_from_an_old_log: Callable[[str], list[str]]
 ) -> None:
     queue.send(*"abc")
     finish(queue, 3)
     delete_group(queue)
     old = answer_from_an_old_log(f"{queue.name}.markers")
-    monkeypatch.setattr(history, "LATEST", EARLIEST)
     queue.send("new")
     assert finish(queue, 1) == [b"new"]
     assert old

@@ -27,6 +27,8 @@ from tests.limits import COMES_S, ENDS_S
 
 pytestmark = pytest.mark.kafka
 
+ONE_SECOND = {"KMQ_WORKER__LEASE": "1", "KMQ_WORKER__MAX_LEASE": "1"}
+
 HUNG = "handler process was killed: its handler hung until max_lease, 20 s"
 
 HANDLERS = """
@@ -221,8 +223,7 @@ def test_reason_of_a_handler_that_hung_is_stored_with_its_message_which_comes_ag
 
 def test_process_of_a_handler_that_hangs_is_killed_at_the_limit_of_the_settings(queue: Queue, tmp_path: Path) -> None:
     queue.send("a")
-    limits = {"KMQ_WORKER__LEASE": "1", "KMQ_WORKER__MAX_LEASE": "1"}
-    worker = Worker(queue, tmp_path, "deaf", "--processes", "1", **limits)
+    worker = Worker(queue, tmp_path, "deaf", "--processes", "1", **ONE_SECOND)
     assert wait_until(lambda: "its handler hung until max_lease, 1 s" in worker.log.read_text())
     assert worker.stop() == 0
 
@@ -269,8 +270,7 @@ def test_coroutine_function_runs_and_the_worker_shows_health_and_metrics(queue: 
 def test_health_names_messages_that_a_handler_has_not_let_go(queue: Queue, tmp_path: Path) -> None:
     queue.send("one")
     port = str(free_port())
-    limits = {"KMQ_WORKER__LEASE": "1", "KMQ_WORKER__MAX_LEASE": "1"}
-    worker = Worker(queue, tmp_path, "slow", "--health-port", port, **limits)
+    worker = Worker(queue, tmp_path, "slow", "--health-port", port, **ONE_SECOND)
     assert wait_until(lambda: page(port, "/health") == (503, "1 message(s) held for longer than max_lease, 1 s\n"))
     assert wait_until(lambda: worker.done() == {"one": 1} and page(port, "/health") == (200, "ok\n"))
     assert worker.stop() == 0
