@@ -165,8 +165,8 @@ class History:
             if not (count := sum(count for _, count in _joined(ranges))):
                 continue
             logger.info(
-                "%d message(s) of partition %d of %s were started and not committed by another consumer; the tracker "
-                "redelivers those that are not done", count, partition, self._topics.queue_topic,
+                "%d message(s) of partition %d of %s were started before and not committed; the tracker redelivers "
+                "those that are not done", count, partition, self._topics.queue_topic,
                 extra={"action": "started_by_others"},
             )  # fmt: skip
         return places
