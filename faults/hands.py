@@ -39,8 +39,8 @@ WAKES_MS = 2_000
 LOST_MS = 1_000
 """A consumer counts a lease from before it writes the START: so much sooner it may take it for lost."""
 
-TRANSACTION = "transaction"
-"""Mode of the workers that acknowledge in transactions."""
+TRANSACTION, JOB = "transaction", "job"
+"""Modes of the workers that acknowledge in transactions: many messages in one, in a loop; and one in a handler."""
 
 PROCESS = "process"
 """Header of a result: the id of the process that wrote it. Its key is the place of the copy."""
@@ -299,7 +299,7 @@ def _result_faults(
     acks: Counter[tuple[MessageId | None, str]] = Counter(
         holding
         for holding, said in hands.said.items()
-        if hands.began.get(holding[1], {}).get("mode") == TRANSACTION
+        if hands.began.get(holding[1], {}).get("mode") in {TRANSACTION, JOB}
         for one in said
         if one.marker.type is MarkerType.END and one.marker.outcome is Outcome.ACKED
     )

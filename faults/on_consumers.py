@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from faults.clocks import HOUR_MS, FalseClock, SleepingHost, is_available
 from faults.events import read_events
-from faults.hands import TRANSACTION
+from faults.hands import JOB, TRANSACTION
 from faults.stage import CALM, WAYS, Stage
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
@@ -82,7 +82,7 @@ def _has_died(stage: Stage, point: str, number: int) -> bool:
         worker = stage.worker("victim-random", **way)
         is_hit = worker.wait_working(1 + number % 40, 15 * stage.patience)
     worker.end()
-    if way.get("mode") == TRANSACTION:
+    if way.get("mode") in {TRANSACTION, JOB}:
         stage.held_up(TRANSACTION_S)
     if is_hit:
         stage.injected("crash point" if point else "kill -9", point=point, number=number)

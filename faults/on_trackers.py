@@ -52,7 +52,7 @@ def _busy_stage(campaign: Campaign, name: str, rate: int = RATE) -> Stage:
     stage.send(rate=campaign.rate(rate))
     stage.crew("busy")
     stage.worker("few", size=50)
-    stage.worker("transacts", **WAYS["transaction"])
+    stage.worker("jobs", **WAYS["jobs"])
     return stage
 
 

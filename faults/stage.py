@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from faults.checker import check, open_messages
 from faults.events import EventFile, read_events
 from faults.evidence import INJECTOR, TRACKER, WORKER, Evidence, Reported, Verdict
-from faults.hands import TRANSACTION
+from faults.hands import JOB, TRANSACTION
 from faults.load import LOGICAL_QUEUE, Sender, marker_producer, mixed, nothing
 from faults.processes import CANARY, NEVER_MS, SECRET, Child, Tracker, Watch, Worker, now_ms
 from faults.topics import Dump, read_dump, results_of, without
@@ -53,6 +53,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "defaults": {"isolate_after": 2, "max_in_flight": 1_000, "threads": 8},
     "receive": {"mode": "receive", "size": 50},
     "transaction": {"mode": TRANSACTION, "max_in_flight": 50},
+    "jobs": {"mode": JOB, "max_in_flight": 20, "work_ms": 5},
     "many threads": {"size": 20, "threads": 16},
     # Each message of a batch waits for those before it, so batches are small.
     "batches": {"mode": "batch", "size": 25, "threads": 4},

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from faults.events import EventFile
-from faults.hands import PROCESS, TRANSACTION
+from faults.hands import JOB, PROCESS, TRANSACTION
 from faults.topics import results_of
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.errors import BatchFailed, KmqError, LeaseLostError, TransactionError
@@ -46,8 +46,8 @@ class Profile:
     logical_queue: str = ""
     mode: str = "run"
     """
-    `run` or `batch` (handlers in threads), `receive` (a loop that settles or forgets), or `transaction` (a loop that
-    writes a result with each ack).
+    `run` or `batch` (handlers in threads), `receive` (a loop that settles or forgets), `transaction` (a loop that
+    writes a result with each ack), or `job` (handlers in threads that do so, each in a transaction of its own).
     """
     keep_alive: bool = True
     threads: int = 4
@@ -135,33 +135,32 @@ class Work:
             time.sleep(self._profile.work_ms / 1000)
 
     def receive_in_transactions(self, consumer: QueueConsumer) -> None:
-        """Write a result for each message, and ack them together."""
-        results, headers = results_of(self._profile.queue), {PROCESS: str(os.getpid())}
+        """Take messages, and settle them in transactions."""
         while not self.is_stopping:
-            held = consumer.receive(self._most, timeout=0.2)
-            self._note_done(held)
-            time.sleep(self._profile.work_ms / 1000)
-            try:
-                if held:
-                    with consumer.transaction() as tx:
-                        for message in held:
-                            tx.send(results, message.value, key=message.id.text, headers=headers)
-                            tx.ack(message)
-            except KmqError as error:
-                # Of an unknown outcome the tracker decides: it redelivers what was not committed.
-                is_unknown = isinstance(error, TransactionError) and not error.nothing_written
-                if not (error.retriable or is_unknown or isinstance(error, LeaseLostError)):
-                    raise
-                logging.getLogger(__name__).warning("a transaction failed, its messages come again: %s", error)
-                for message in held:
-                    with contextlib.suppress(KmqError):
-                        if not message.is_settled:
-                            message.release()
+            self.transact(consumer, consumer.receive(self._most, timeout=0.2))
 
-    def _note_done(self, messages: list[Message]) -> None:
-        for message in messages:
+    def transact(self, consumer: QueueConsumer, held: list[Message]) -> None:
+        """Write a result for each of these messages, and ack them together."""
+        results, headers = results_of(self._profile.queue), {PROCESS: str(os.getpid())}
+        for message in held:
             self._events.write("delivered", **_note(message))
             self._events.write("handled", **_note(message))
+        time.sleep(self._profile.work_ms / 1000)
+        try:
+            with consumer.transaction() as tx:
+                for message in held:
+                    tx.send(results, message.value, key=message.id.text, headers=headers)
+                    tx.ack(message)
+        except KmqError as error:
+            # Of an unknown outcome the tracker decides: it redelivers what was not committed.
+            is_unknown = isinstance(error, TransactionError) and not error.nothing_written
+            if not (error.retriable or is_unknown or isinstance(error, LeaseLostError)):
+                raise
+            logging.getLogger(__name__).warning("a transaction failed, its messages come again: %s", error)
+            for message in held:
+                with contextlib.suppress(KmqError):
+                    if not message.is_settled:
+                        message.release()
 
 
 def _note(message: Message) -> dict[str, Any]:
@@ -212,10 +211,14 @@ def main(text: str) -> None:
     # From here on it may be asked to end: before, the signal would kill it.
     mode, queue = profile.mode, profile.logical_queue
     events.write("began", pid=os.getpid(), queue=queue, mode=mode, isolate_after=profile.isolate_after)
-    if mode in {"run", "batch"}:
-        options: dict[str, Any] = {} if mode == "run" else {"batch": profile.size}
-        handler = work.handle if mode == "run" else work.handle_batch
-        consumer.run(handler, concurrency=profile.threads, **options)
+    handlers: dict[str, Any] = {
+        "run": work.handle,
+        "batch": work.handle_batch,
+        JOB: lambda message: work.transact(consumer, [message]),
+    }
+    if mode in handlers:
+        options: dict[str, Any] = {"batch": profile.size} if mode == "batch" else {}
+        consumer.run(handlers[mode], concurrency=profile.threads, **options)
     else:
         loops = {"receive": work.receive, TRANSACTION: work.receive_in_transactions}
         with consumer:
