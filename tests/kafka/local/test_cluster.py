@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 TOPIC = "t"
 
+COORDINATOR_S = 30.0
+"""Longer than a broker of the cluster may be away before another one does its work."""
+
 
 def settings(cluster: EmbeddedCluster, user: str = "") -> dict[str, str | int | float | bool]:
     """Return the settings of a client."""
@@ -41,10 +45,23 @@ def create(cluster: EmbeddedCluster, user: str = "") -> None:
     admin.create_topics([NewTopic(TOPIC, 1)])[TOPIC].result(COMES_S)
 
 
+def transactional(config: dict[str, str | int | float | bool]) -> Producer:
+    """Return a client that has found the transaction coordinator: one that met a suspended broker may never find it."""
+    until = time.monotonic() + COMES_S
+    while True:
+        producer = Producer(config)
+        try:
+            producer.init_transactions(COORDINATOR_S)
+        except KafkaException:
+            if time.monotonic() > until:
+                raise
+        else:
+            return producer
+
+
 def send_and_read(cluster: EmbeddedCluster, value: bytes, user: str = "") -> bytes | None:
     """Send a value in a transaction, so that two internal topics are used too; return what is read at its offset."""
-    producer = Producer(settings(cluster, user) | {"transactional.id": "x", "acks": "all"})
-    producer.init_transactions(COMES_S)
+    producer = transactional(settings(cluster, user) | {"transactional.id": "x", "acks": "all"})
     producer.begin_transaction()
     offsets: list[int | None] = []
     producer.produce(TOPIC, value, on_delivery=lambda _, message: offsets.append(message.offset()))
